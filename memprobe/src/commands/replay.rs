@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::Interrupts;
 use super::process_view::{AttributionShown, ScreenAnalyses};
 use super::screen::{ScreenThread, Sources, Turn};
+use super::stdout;
 use super::waiting::show_while;
 use crate::attribution::iterations::Iteration;
 use crate::event::{Bytes, DeviceIndex, Tgid, TimeNs};
@@ -47,6 +48,9 @@ pub struct Replay {
 impl Replay {
     pub fn run(self) -> Result<ExitCode> {
         let name = self.file.display().to_string();
+        if !stdout::is_terminal() {
+            bail!("the screen needs a terminal: `memprobe report {name}` prints the recording");
+        }
         let player = opened(&self.file).with_context(|| name.clone())?;
         if player.overview.events == 0 && player.ledger().totals().is_none() {
             bail!(
@@ -370,8 +374,7 @@ impl ReplayState {
     fn iteration(&self) -> Option<u64> {
         let begun = self.iterations.partition_point(|it| it.begin <= self.time);
         let last = self.iterations.get(begun.checked_sub(1)?)?;
-        let is_within = self.time <= last.end || begun < self.iterations.len();
-        is_within.then_some(last.number)
+        (self.time <= last.end).then_some(last.number)
     }
 
     fn show(&mut self) {

@@ -177,7 +177,10 @@ impl<A: Analysis + Clone> Player<A> {
         self.cursor.step_over_groups(&self.recording)?;
         let position = &self.cursor.position;
         let events = position.events();
-        if events.is_multiple_of(NEAR) && !self.near.iter().any(|kept| kept.events() == events) {
+        let is_due = events.is_multiple_of(NEAR)
+            && !self.near.iter().any(|kept| kept.events() == events)
+            && position.replay.ledger.blocks().count() < MAX_BLOCKS / MAX_NEAR;
+        if is_due {
             if self.near.len() >= MAX_NEAR {
                 self.near.remove(0);
             }

@@ -103,7 +103,7 @@ fn the_peak_and_errors_are_known_by_their_events() {
                 .find(|found| found.index == device)
                 .unwrap();
             player.seek(peak.events).unwrap();
-            let there = player.ledger().device.categories();
+            let there = player.ledger().device_rows();
             let there = there.iter().find(|row| row.index == device).unwrap();
             assert_eq!(there.totals.allocated, peak.allocated);
             assert!(peak.allocated <= at_end.peak.allocated);

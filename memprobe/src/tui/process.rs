@@ -167,7 +167,7 @@ impl ProcessStage {
                 PlaceAnswer::Foreign => None,
             };
             return Ok(note.map(|note| {
-                self.tell(note);
+                self.show_note(note);
                 StageStep::Draw
             }));
         }
@@ -178,22 +178,30 @@ impl ProcessStage {
         if self.parts().0.focus() != Focus::Table {
             return Ok(None);
         }
-        match replay::wanted(event) {
+        let wanted = replay::wanted(event);
+        if wanted.is_some() {
+            self.show_note(String::new());
+        }
+        match wanted {
             Some(ReplayInput::Seek(seek)) => (self.ask)(Command::Seek(seek))?,
             Some(ReplayInput::Prompt) => {
                 let prompt = self.place.insert(PlacePrompt::default());
                 let text = prompt.text();
-                self.tell(text);
+                self.show_note(text);
             }
-            Some(ReplayInput::Refused(reason)) => self.tell(reason.to_owned()),
+            Some(ReplayInput::Refused(reason)) => self.show_note(reason.to_owned()),
             None => return Ok(None),
         }
         Ok(Some(StageStep::Draw))
     }
 
-    /// Shows a note until the next input; nothing for an empty one.
-    fn tell(&mut self, note: String) {
-        self.parts().0.say(note.into());
+    /// Shows a note until the next input; removes the last one for an empty one.
+    fn show_note(&mut self, note: String) {
+        let screen = self.parts().0;
+        match note.is_empty() {
+            true => screen.clear_note(),
+            false => screen.say(note.into()),
+        }
     }
 
     /// Returns the moment of a click into the graph, or of a drag in it.
@@ -489,6 +497,58 @@ mod tests {
     }
 
     #[test]
+    fn keys_and_the_mouse_move_a_replay() {
+        let (mut caller, mut stage) = connect();
+        caller.snapshots.send_replace(Arc::new(samples::replay()));
+        stage.resize(120, 30);
+        stage.take_news();
+        let press = |code| Event::Key(KeyEvent::new(code, KeyModifiers::NONE));
+        let mut asked = |stage: &mut ProcessStage, event: Event| {
+            stage.handle(&event).unwrap();
+            caller.commands.try_recv().ok()
+        };
+        let seek = |seek| Some(Command::Seek(seek));
+        let to = |place| seek(ReplaySeek::To(place));
+        let code = KeyCode::Right;
+        assert_eq!(asked(&mut stage, press(code)), seek(ReplaySeek::Step(1)));
+        assert_eq!(
+            asked(&mut stage, press(KeyCode::Home)),
+            to(ReplayPlace::Start)
+        );
+        let drag = |column, row| {
+            Event::Mouse(MouseEvent {
+                kind: MouseEventKind::Drag(MouseButton::Left),
+                column,
+                row,
+                modifiers: KeyModifiers::NONE,
+            })
+        };
+        let Some(Command::Seek(ReplaySeek::To(ReplayPlace::Time(early)))) =
+            asked(&mut stage, drag(20, 5))
+        else {
+            panic!("a drag in the graph goes to a moment");
+        };
+        let Some(Command::Seek(ReplaySeek::To(ReplayPlace::Time(late)))) =
+            asked(&mut stage, drag(100, 5))
+        else {
+            panic!("a drag in the graph goes to a moment");
+        };
+        assert!(early < late && late < Duration::from_secs(751), "{late:?}");
+        assert_eq!(asked(&mut stage, drag(20, 20)), None);
+        for letter in ":peak".chars() {
+            assert_eq!(asked(&mut stage, press(KeyCode::Char(letter))), None);
+        }
+        let entered = asked(&mut stage, press(KeyCode::Enter));
+        assert_eq!(entered, to(ReplayPlace::Peak));
+        assert_eq!(asked(&mut stage, press(KeyCode::Char('z'))), None);
+        let mut buffer = blank((120, 30));
+        stage.draw(&mut buffer, &COLOUR);
+        let cells = buffer.content().iter().map(|cell| cell.symbol());
+        let text = cells.collect::<String>();
+        assert!(text.contains("peaks of a replay count"), "{text}");
+    }
+
+    #[test]
     fn a_place_is_copied_and_an_editor_gets_the_terminal() {
         let (caller, mut stage) = connect();
         caller.snapshots.send_replace(Arc::new(samples::normal()));
@@ -663,6 +723,7 @@ mod tests {
             samples::lossy(),
             samples::several_devices(),
             samples::hostile(),
+            samples::replay(),
             samples::gone(),
         ];
         let snapshots = snapshots.map(Arc::new);

@@ -19,7 +19,7 @@ const MAX_TEXT: usize = 40;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplaySeek {
     To(ReplayPlace),
-    /// So many units forward, or back.
+    /// Steps of the unit, forward or back.
     Step(isize),
     /// Change the unit of steps.
     NextUnit,

@@ -15,7 +15,8 @@ use crate::event::{
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, DeviceTimeline, GrowthRate, Health, LineRow,
-    OutsideRow, Site, Snapshot, SoftwareLayer, StackRow, TargetState, Timeline, TotalsPoint,
+    OutsideRow, ReplayMark, ReplayMoment, ReplayUnit, Site, Snapshot, SoftwareLayer, StackRow,
+    TargetState, Timeline, TotalsPoint,
 };
 
 const MIB: u64 = 1 << 20;
@@ -288,6 +289,35 @@ pub(super) fn normal() -> Snapshot {
             unread_at_attach: None,
         },
     }
+}
+
+/// Returns a moment of a recording, compared with an earlier one in which a line held less.
+pub(super) fn replay() -> Snapshot {
+    let mut before = normal();
+    for line in &mut before.devices[0].lines[..2] {
+        line.live = Bytes(line.live.0 / 2);
+    }
+    let mut snapshot = normal();
+    let all = &snapshot.devices[0].timeline.all;
+    let at = |eighths| TimeNs(all.start.0 + all.length() / 8 * eighths);
+    let (start, mark, time, end) = (at(0), at(2), at(6), at(8));
+    (snapshot.started, snapshot.now) = (start, time);
+    snapshot.health.state = TargetState::Replay(Box::new(ReplayMoment {
+        start,
+        end,
+        time,
+        events: 1_292_114,
+        all_events: 3_292_114,
+        iteration: Some(40),
+        all_iterations: 97,
+        unit: ReplayUnit::Iteration,
+        mark: Some(Arc::new(ReplayMark {
+            time: mark,
+            iteration: Some(13),
+            snapshot: before,
+        })),
+    }));
+    snapshot
 }
 
 /// Returns a training script whose GPU is nearly full, and one of whose lines grows.

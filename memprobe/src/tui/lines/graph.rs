@@ -29,11 +29,21 @@ pub enum Axis {
     FromLowest,
 }
 
+/// Time that the right end of a graph of all time stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GraphEnd {
+    #[default]
+    Now,
+    /// The end of a recording: the ends have no labels.
+    Recording,
+}
+
 /// Part of the timeline that the graph shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GraphView {
     pub axis: Axis,
     pub window: TimeWindow,
+    pub end: GraphEnd,
 }
 
 impl GraphView {
@@ -119,9 +129,10 @@ pub fn draw_graph(
     let drawn = columns_of(shown, view.window, wide);
     let marks = Marks::of(&drawn);
     let length = view.window.length().unwrap_or_else(|| shown.length());
+    let has_ends = view.end == GraphEnd::Now || view.window != TimeWindow::All;
     let frame = PlotFrame {
         scale,
-        ago: (length > 0).then(|| span(Duration::from_nanos(length))),
+        ago: (length > 0 && has_ends).then(|| span(Duration::from_nanos(length))),
         legend: legend(&drawn, line, capacity, &marks, theme),
         ticks: ticks(&drawn, &marks),
     };
@@ -428,7 +439,30 @@ mod tests {
     const LOWEST: GraphView = GraphView {
         axis: Axis::FromLowest,
         window: TimeWindow::All,
+        end: GraphEnd::Now,
     };
+
+    #[test]
+    fn a_column_of_the_graph_and_its_time_lead_to_each_other() {
+        let area = Rect::new(3, 2, 92, 6);
+        for steps in [1, 7, 80, 1200] {
+            let timeline = timeline(vec![TotalsPoint::default(); steps]);
+            let left = area.right() - PlotFrame::width(area);
+            assert_eq!(
+                time_at(area, &timeline, GraphView::default(), left - 1),
+                None
+            );
+            for x in left..area.right() {
+                let time = time_at(area, &timeline, GraphView::default(), x).unwrap();
+                let column = column_at(area, &timeline.all, time).unwrap();
+                let wide = 80_usize.div_ceil(steps) as u16;
+                assert!(
+                    x.abs_diff(column) <= wide,
+                    "{steps} steps: {x} and {column}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn a_short_peak_is_never_averaged_away() {

@@ -32,7 +32,7 @@ use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{BLOCKS, FileNames, baseline_meaning, clean, fit_end, whole_frame, width};
 
 pub use graph::Capacity;
-use graph::GraphView;
+use graph::{GraphEnd, GraphView};
 use rows::{LineData, LineKey, LineSubject};
 
 /// Minimum height for both the graph and source text beneath the table.
@@ -40,6 +40,9 @@ const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 
 #[cfg(test)]
 const LINE: usize = 8;
+
+/// Heading of allocations a second.
+const RATE: &str = "ALLOC/s";
 
 /// Heading of growth a minute, and of growth an iteration.
 const GROWTH: &str = "GROWTH/min";
@@ -53,7 +56,7 @@ const COLUMNS: [Column<LineData>; 9] = columns![|row: LineData|
     figure(CHANGE).screen(12, 0) => row.change.map(Cell::Signed),
     figure("PEAK").screen(11, 60) => row.figures.peak,
     figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
-    figure("ALLOC/s").screen(7, 90) => row.figures.rate,
+    figure(RATE).screen(7, 90) => row.figures.rate,
     figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
     figure(GROWTH).screen(10, 64) => row.growth(),
     label("").screen(10, 120).order(None).tone(Tone::Graph) =>
@@ -164,7 +167,6 @@ z           reset: PEAK and GROWTH of lines count from now on
 ",
     terms: "\
 LIVE        live bytes of the line; PEAK its largest value
-CHANGE      live bytes now less those at B, in a replay
 BLOCKS      live blocks; ALLOC/s recent allocations a second
 SHARE       share of all allocated bytes; the column adds up to 100%
 GROWTH/it   bytes an iteration by which the lowest live bytes rise, so
@@ -198,8 +200,13 @@ impl Content for LineList {
     }
 
     fn shows(&self, column: &Column<LineData>) -> bool {
-        let marked = self.shown.as_ref().and_then(LineTable::marked);
-        column.head != CHANGE || marked.is_some()
+        let shown = self.shown.as_ref();
+        match column.head {
+            CHANGE => shown.and_then(LineTable::marked).is_some(),
+            // A moment of a recording has no rates.
+            RATE | GROWTH => shown.is_none_or(|it| replay::moment(&it.snapshot).is_none()),
+            _ => true,
+        }
     }
 
     fn head(&self, column: &Column<LineData>) -> &'static str {
@@ -307,8 +314,15 @@ impl Content for LineList {
             let outside = context.feed.shown.cuda.live();
             let losses = &context.feed.shown.health.losses;
             panels::draw_totals(buffer, layout.totals, (device, losses), outside, theme);
-            let (timeline, view) = (&device.timeline, screen.content.graph);
             let moment = replay::moment(&context.feed.shown);
+            let timeline = &device.timeline;
+            let view = GraphView {
+                end: match moment {
+                    Some(_) => GraphEnd::Recording,
+                    None => GraphEnd::Now,
+                },
+                ..screen.content.graph
+            };
             graph::draw_graph(
                 buffer,
                 layout.graph,

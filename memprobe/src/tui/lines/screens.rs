@@ -44,6 +44,15 @@ fn a_running_target() {
 }
 
 #[test]
+fn a_moment_of_a_recording_compared_with_another_one() {
+    insta::assert_snapshot!("replay_120x30", screen(samples::replay(), (120, 30), &[]));
+    let state = state(samples::replay(), SMALL, &[]);
+    let ascii = drawn(&state, SMALL, &BARE);
+    assert!(ascii.to_string().is_ascii(), "{ascii}");
+    insta::assert_snapshot!("replay_ascii", ascii);
+}
+
+#[test]
 fn a_running_target_on_a_terminal_without_unicode() {
     let state = state(samples::normal(), SMALL, &[InputEvent::Open]);
     let screen = drawn(&state, SMALL, &BARE);

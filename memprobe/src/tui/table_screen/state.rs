@@ -92,6 +92,9 @@ pub trait ScreenHandle<X> {
 
     /// Shows a note until the next input.
     fn say(&mut self, note: Note);
+
+    /// Removes the note.
+    fn clear_note(&mut self);
 }
 
 /// Note for a row without a line of source.
@@ -149,6 +152,10 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
 
     fn say(&mut self, note: Note) {
         self.state.note = Some(note);
+    }
+
+    fn clear_note(&mut self) {
+        self.state.note = None;
     }
 }
 
@@ -412,7 +419,8 @@ impl<C: Content> TableScreen<C> {
 
     fn sortable(&self) -> impl Iterator<Item = usize> + use<'_, C> {
         let columns = self.content.parts().columns.iter().enumerate();
-        let sortable = columns.filter(|(_, column)| column.is_sortable());
+        let sortable =
+            columns.filter(|(_, column)| column.is_sortable() && self.content.shows(column));
         sortable.map(|(at, _)| at)
     }
 

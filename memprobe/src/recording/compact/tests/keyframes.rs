@@ -5,6 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
+use super::super::decode::KeyframeDecoder;
 use super::super::GroupPolicy;
 use super::*;
 use crate::cuda::calls::function_named;
@@ -209,4 +210,35 @@ fn keyframes_take_a_bounded_share_of_the_file() {
         "{bytes} of {}",
         file.len()
     );
+}
+
+#[test]
+fn a_changed_keyframe_never_panics() {
+    let file = written_with(SMALL, &mixed(&[(0, 1, 1), (3, 2, 2), (2, 1, 0)]));
+    let all = frames(&file);
+    let is_keyframe = |(_, header): &&(usize, FrameHeader)| header.kind == FrameKind::Keyframe;
+    let (at, header) = all.iter().rfind(is_keyframe).unwrap();
+    let stored = &file[at + HEADER..][..header.stored];
+    let payload = header.payload(stored, &mut Decompressor::new().unwrap());
+    let payload = payload.unwrap();
+    let restored = |payload: &[u8]| {
+        let mut decoder = KeyframeDecoder::default();
+        decoder.frame(payload).ok()?;
+        let state = decoder.finish()?;
+        let mut ledger = Ledger::of_keyframe(Target::default(), &state).ok()?;
+        for event in story() {
+            ledger.apply(&event);
+        }
+        Some(snapshots(&ledger))
+    };
+    assert!(restored(&payload).is_some());
+    let mut refused = 0;
+    for place in 0..payload.len() {
+        for value in [0, 1, 0x7f, 0xff, payload[place] ^ 1] {
+            let mut changed = payload.clone();
+            changed[place] = value;
+            refused += u32::from(restored(&changed).is_none());
+        }
+    }
+    assert!(refused > 100, "{refused}");
 }

@@ -1,0 +1,139 @@
+//! `replay`: a recording on the live screen, at any moment.
+
+use std::path::Path;
+
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::process::Background;
+use memprobe_tests::terminal::Terminal;
+
+/// Records a program that runs out of memory, in a format by the name of the file.
+fn record(environment: &TestEnvironment, file: &Path) {
+    let mut command = environment.memprobe();
+    command.args(["record", "-o", text(file), "--"]);
+    command.arg(environment.pytorch().python());
+    command.args(["oom.py", "--steps", "5"]);
+    environment.pytorch().settle(&mut command);
+    let recorded = Background::start(&mut command).finish();
+    assert!(file.exists(), "{}", recorded.stderr);
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn replay(environment: &TestEnvironment, file: &Path, options: &[&str]) -> Terminal {
+    let mut command = environment.memprobe();
+    command.args(["replay", text(file)]).args(options);
+    Terminal::start(&mut command)
+}
+
+/// Bytes that the screen shows as allocated, such as `64.00 MiB`.
+fn allocated(screen: &str) -> String {
+    let line = screen
+        .lines()
+        .find(|line| line.trim_start().starts_with("allocated"));
+    let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+    words.get(1..3).unwrap_or_default().join(" ")
+}
+
+#[test]
+fn a_recording_is_shown_at_its_peak_its_failure_and_any_event() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["trace.mprb", "trace.json"] {
+        let file = folder.path().join(name);
+        record(&environment, &file);
+        let report = environment.report(&file);
+        let events = report["events"].as_u64().expect("a count");
+
+        let mut screen = replay(&environment, &file, &["--at", "oom"]);
+        let shown = screen.wait_for("OUT OF MEMORY 1x");
+        assert!(
+            shown.contains("REPLAY") && shown.contains("oom.py:"),
+            "{shown}"
+        );
+        screen.press("O");
+        screen.wait_for("OUT OF MEMORY 2x");
+        screen.press("P");
+        let peak = screen.wait_until("the peak", |shown| {
+            let peak = shown.find("peak ").map(|at| &shown[at + 5..]);
+            let peak: Vec<&str> = peak
+                .unwrap_or_default()
+                .split_whitespace()
+                .take(2)
+                .collect();
+            peak.len() == 2 && allocated(shown) == peak.join(" ")
+        });
+        assert_ne!(allocated(&peak), "", "{peak}");
+        // B is the peak; at the begin nothing is live.
+        screen.press("b");
+        screen.wait_for("CHANGE");
+        screen.press("\x1b[H");
+        let start = screen.wait_for("event 0 of");
+        assert!(start.contains("B at"), "{start}");
+        screen.press("b");
+        screen.press("\x1b[F");
+        screen.wait_for(&format!("event {0} of {0}", with_commas(events)));
+        // Back by one event.
+        screen.press("u");
+        screen.press("u");
+        screen.wait_for("steps by");
+        screen.press(":event 100\r");
+        screen.wait_for("event 100 of");
+        screen.press("q");
+        assert_eq!(screen.finish_restored().code(), Some(0));
+    }
+}
+
+/// Formats a count as the screen does.
+fn with_commas(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).expect("digits"))
+        .collect();
+    groups.join(",")
+}
+
+#[test]
+fn keys_and_places_without_meaning_give_the_reason() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.mprb");
+    record(&environment, &file);
+    let mut screen = replay(&environment, &file, &[]);
+    screen.wait_for("REPLAY");
+    for (key, reason) in [
+        (" ", "stands still"),
+        ("w", "a recording already"),
+        ("z", "from the begin of the recording"),
+        (":soon\r", "no place in a recording"),
+    ] {
+        screen.press(key);
+        screen.wait_for(reason);
+    }
+    screen.press("\x1b");
+    screen.press("t");
+    screen.wait_for("memprobe snapshot");
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+
+    let refused = environment.run(&["replay", text(&file), "--at", "soon"]);
+    assert!(
+        refused.stderr.contains("iteration 40"),
+        "{}",
+        refused.stderr
+    );
+    let refused = environment.run(&["replay", text(&file), "--at", "iteration 4000"]);
+    assert!(
+        refused.stderr.contains("no iteration 4000"),
+        "{}",
+        refused.stderr
+    );
+}

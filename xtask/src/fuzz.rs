@@ -10,10 +10,11 @@ use crate::process;
 use crate::repository::Repository;
 
 /// The readers, each with the folder of its committed inputs (`READERS` in `fuzz/src/lib.rs`).
-const READERS: [(&str, &str); 9] = [
+const READERS: [(&str, &str); 10] = [
     ("records", "records"),
     ("recording", "recording"),
     ("columns", "columns"),
+    ("pickle", "pickle"),
     ("elf", "elf"),
     ("stack", "stack"),
     ("heap", "heap"),
@@ -40,7 +41,7 @@ const MAX_MIB: u32 = 2048;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The reader: records, recording, columns, elf, stack, heap, classes, tensors or allocator
+    /// The reader: records, recording, columns, pickle, elf, stack, heap, classes, tensors or allocator
     reader: String,
     /// Duration of the run, in minutes
     #[arg(long, default_value_t = 60)]

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, Result, bail};
 
 use super::messages;
+use super::partial_output::PartialOutputGuard;
 use super::stdout::{self, OutputContent};
 use super::waiting::show_while;
 use crate::export::{ExportError, ExportFormat, ExportMoment, write_export};
@@ -76,13 +77,17 @@ impl Export<'_> {
         let line = || format!("copying {}", clean(&self.file.display().to_string()));
         let input = BufReader::new(File::open(self.file)?);
         let mut outcome = Ok(());
-        let copied = |out: &mut BufWriter<&mut OutputFile>| match copy_pickle(input, out) {
-            Err(PickleCopyError::Output(error)) => Err(error),
-            Err(error) => {
-                outcome = Err(error);
-                Err(io::Error::other("the snapshot could not be read"))
+        let guard = PartialOutputGuard::new()?;
+        let copied = |out: &mut BufWriter<&mut OutputFile>| {
+            guard.guard(out.get_ref());
+            match copy_pickle(input, out) {
+                Err(PickleCopyError::Output(error)) => Err(error),
+                Err(error) => {
+                    outcome = Err(error);
+                    Err(io::Error::other("the snapshot could not be read"))
+                }
+                Ok(()) => Ok(()),
             }
-            Ok(()) => Ok(()),
         };
         let written = show_while(line, || plan.write_with(copied));
         outcome?;
@@ -111,7 +116,9 @@ impl Export<'_> {
             };
         }
         let mut outcome = Ok(Vec::new());
+        let guard = PartialOutputGuard::new()?;
         let written = plan.write_with(|out| {
+            guard.guard(out.get_ref());
             match write_export(reader, format, moment, progress, out) {
                 Err(ExportError::Output(error)) => return Err(error),
                 ended => outcome = ended,

@@ -248,7 +248,7 @@ fn an_export_says_what_it_cannot_write_and_what_to_give_instead() {
         (["export", trace, "-o", "-"], "give --format"),
         (
             ["export", folder, "-o", "x.folded"],
-            "such as its trace.json",
+            "give --format, and a directory of outputs",
         ),
         (
             ["export", trace, "-o", text(&missing)],

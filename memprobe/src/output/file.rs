@@ -32,7 +32,7 @@ pub enum OutputFile {
 pub struct PartialFile(Place);
 
 impl PartialFile {
-    /// Removes it, unless it has come to its place.
+    /// Removes it, unless the whole output has its final name already.
     pub fn remove(&self) {
         // If this fails, the extension `.partial` marks the file as unfinished.
         let _ = self.0.remove();

@@ -25,7 +25,7 @@ pub struct Reader {
 }
 
 /// All readers.
-pub const READERS: [Reader; 9] = [
+pub const READERS: [Reader; 10] = [
     Reader {
         name: "records",
         inputs: "records",
@@ -40,6 +40,11 @@ pub const READERS: [Reader; 9] = [
         name: "columns",
         inputs: "columns",
         read: recording::read_columns,
+    },
+    Reader {
+        name: "pickle",
+        inputs: "pickle",
+        read: recording::read_pickle,
     },
     Reader {
         name: "elf",

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicU64;
 const PREAMBLE: &[u8; 12] = b"\x89MPRB\r\n\x1a\x01\0\0\0";
 
 use memprobe::event::{Target, TimeNs};
-use memprobe::export::{ExportFormat, ExportMoment, write_export};
+use memprobe::export::{ExportFormat, ExportMoment, ExportRequest, write_export};
 use memprobe::ledger::Ledger;
-use memprobe::recording::{Reader, copy_pickle};
+use memprobe::recording::{PICKLE_FIRST_BYTE, Reader, copy_pickle};
 
 /// Reads a recording, applies its events, and exports it.
 pub fn read(data: &[u8]) {
@@ -23,10 +23,21 @@ pub fn read(data: &[u8]) {
     }
     let _ = (reader.header(), reader.end(), reader.truncated());
     if let Ok(reader) = Reader::new(data) {
-        let (format, moment) = (ExportFormat::Pprof, ExportMoment::Peak);
-        let _ = write_export(reader, format, moment, &AtomicU64::new(0), &mut io::sink());
+        let request = ExportRequest {
+            format: ExportFormat::Pprof,
+            moment: ExportMoment::Peak,
+            rank: None,
+        };
+        let _ = write_export(reader, request, &AtomicU64::new(0), &mut io::sink());
     }
     let _ = copy_pickle(data, &mut io::sink());
+}
+
+/// Reads a memory snapshot that PyTorch pickled.
+pub fn read_pickle(data: &[u8]) {
+    if data.first() == Some(&PICKLE_FIRST_BYTE) {
+        read(data);
+    }
 }
 
 /// Reads the payload of a frame of records, in a file with the right checksums.

@@ -248,7 +248,7 @@ fn an_export_says_what_it_cannot_write_and_what_to_give_instead() {
         (["export", trace, "-o", "-"], "give --format"),
         (
             ["export", folder, "-o", "x.folded"],
-            "such as its trace.json",
+            "give --format, and a directory of outputs",
         ),
         (
             ["export", trace, "-o", text(&missing)],
@@ -282,4 +282,43 @@ fn an_export_says_what_it_cannot_write_and_what_to_give_instead() {
     let printed = environment.run(&stdout).succeeded();
     assert_eq!(printed.stdout.as_bytes(), first);
     assert_eq!(printed.stderr, "");
+}
+
+#[test]
+fn a_perfetto_trace_has_the_allocators_peak_as_counter_and_as_heap_profile() {
+    const COUNTER: u64 = 4;
+    const SLICE_BEGIN: u64 = 1;
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let recorded = Recorded::training(&environment);
+    let allocated = recorded.peak(&environment)["allocated"].as_u64();
+    let trace = recorded.export(&environment, "trace.pftrace", &[]);
+    let packets = ProtoMessage::parse(&trace).messages(1);
+    let tracks: BTreeMap<&str, u64> = packets
+        .iter()
+        .flat_map(|packet| packet.messages(60))
+        .filter_map(|track| Some((*track.texts(2).first()?, track.number(1))))
+        .collect();
+    let of_track = |name: &str, kind: u64| -> Vec<u64> {
+        let events = packets.iter().flat_map(|packet| packet.messages(11));
+        let of = events.filter(|event| event.number(9) == kind && event.number(11) == tracks[name]);
+        of.map(|event| event.number(30)).collect()
+    };
+    let counter = of_track("cuda:0 allocated", COUNTER);
+    assert_eq!(counter.iter().max().copied(), allocated);
+    let profiles = packets.iter().flat_map(|packet| packet.messages(37));
+    let live = profiles.map(|profile| -> u64 {
+        let dumps = profile.messages(5);
+        let samples = dumps.iter().flat_map(|dump| dump.messages(2));
+        samples
+            .map(|sample| sample.number(2) - sample.number(3))
+            .sum()
+    });
+    let live: Vec<u64> = live.collect();
+    assert!(live.len() >= 32, "{live:?}");
+    assert_eq!(live.iter().max().copied(), allocated);
+    // The workload trains 20 steps.
+    assert!(of_track("iterations", SLICE_BEGIN).len() >= 20);
+    assert!(of_track("phases (inferred)", SLICE_BEGIN).len() >= 40);
 }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use super::options::{Choice, choice, choices};
-use crate::commands::export::Export;
+use crate::commands::export::{DirectoryExport, Export};
 use crate::export::{ExportFormat, ExportMoment};
 use crate::recording::{open_tensors, recordings_in};
 
@@ -25,13 +25,14 @@ Examples:
   memprobe export trace.json -o trace.pickle            for https://pytorch.org/memory_viz
   memprobe export trace.json -o trace.pftrace           for https://ui.perfetto.dev
   memprobe export trace.json -o allocations.csv
+  memprobe export run/ --format pprof -o profiles/      every rank of a directory
   memprobe export snapshot.pickle -o live.folded        a snapshot that PyTorch pickled
   memprobe export snapshot.pickle -o old.pickle         the same in a protocol that memory_viz opens")]
 pub struct ExportArgs {
-    /// Recording that `memprobe record` wrote, or a pickle of PyTorch's memory snapshot
+    /// Recording that `memprobe record` wrote, a directory of them, or a pickle of PyTorch's memory snapshot
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Output file (`-` for standard output); an earlier file is replaced
+    /// Output file (`-` for standard output), or directory for a directory; an earlier file is replaced
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Format [default: by the ending of OUT]
@@ -76,7 +77,15 @@ const MOMENTS: &[Choice<ExportMoment>] = choices! {
 
 impl ExportArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let Some(format) = self.format.or_else(|| by_ending(&self.output)) else {
+        let is_directory = self.file.is_dir();
+        let by_output = by_ending(&self.output).filter(|_| !is_directory);
+        let Some(format) = self.format.or(by_output) else {
+            if is_directory {
+                bail!(
+                    "{}: this is a directory of recordings: give --format, and a directory of outputs with -o",
+                    self.file.display()
+                );
+            }
             let endings: Vec<_> = ENDINGS.iter().map(|(ending, _)| *ending).collect();
             bail!(
                 "the ending of {} names no format: give --format, or an output that ends in {}",
@@ -91,11 +100,36 @@ impl ExportArgs {
                  folded, speedscope or pprof"
             );
         }
+        let moment = self.at.unwrap_or(ExportMoment::End);
+        if is_directory {
+            return self.export_directory(format, moment);
+        }
         Export {
             file: &self.file,
             output: &self.output,
             format,
-            moment: self.at.unwrap_or(ExportMoment::End),
+            moment,
+        }
+        .run()
+    }
+
+    /// Exports every recording of a directory into another one.
+    fn export_directory(&self, format: ExportFormat, moment: ExportMoment) -> Result<ExitCode> {
+        let directory = self.file.display();
+        if self.output.as_os_str() == "-" {
+            bail!("{directory}: several recordings need a directory of outputs: give -o DIR");
+        }
+        let recordings = recordings_in(&self.file).with_context(|| directory.to_string())?;
+        if recordings.is_empty() {
+            bail!("{directory}: this is a directory without recordings: give a recording");
+        }
+        let ending = ENDINGS.iter().find(|(_, of)| *of == format);
+        DirectoryExport {
+            recordings: &recordings,
+            output: &self.output,
+            format,
+            ending: ending.map_or("", |(ending, _)| ending),
+            moment,
         }
         .run()
     }
@@ -103,18 +137,6 @@ impl ExportArgs {
     /// Refuses files that are no recording, with the verb that reads them.
     fn check_file(&self) -> Result<()> {
         let file = self.file.display();
-        if self.file.is_dir() {
-            let first = recordings_in(&self.file)
-                .ok()
-                .and_then(|all| all.into_iter().next());
-            match first {
-                Some(first) => bail!(
-                    "{file}: this is a directory of recordings: export one after the other, such as its {}",
-                    first.file_name().unwrap_or_default().display()
-                ),
-                None => bail!("{file}: this is a directory without recordings: give a recording"),
-            }
-        }
         // What is read of a pipe cannot be read again.
         if self.file.is_file() && open_tensors(&self.file).is_ok() {
             bail!(

@@ -1,5 +1,6 @@
 //! `export`: from a recording to a file of another program.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
@@ -9,10 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, Result, bail};
 
 use super::messages;
+use super::partial_output::PartialOutputGuard;
 use super::stdout::{self, OutputContent};
 use super::waiting::show_while;
-use crate::export::{ExportError, ExportFormat, ExportMoment, write_export};
-use crate::output::{OutputFile, OutputPlan};
+use crate::export::{ExportError, ExportFormat, ExportMoment, ExportRequest, write_export};
+use crate::output::{OutputFile, OutputFolder, OutputPlan};
+use crate::recording::write::directory::rank_in;
 use crate::recording::{PICKLE_FIRST_BYTE, PickleCopyError, Reader, copy_pickle};
 use crate::report::warning_line;
 use crate::view::{clean, counted};
@@ -26,6 +29,43 @@ pub struct Export<'a> {
     pub moment: ExportMoment,
 }
 
+/// Exports of all recordings of a directory, into another one.
+pub struct DirectoryExport<'a> {
+    pub recordings: &'a [PathBuf],
+    pub output: &'a Path,
+    pub format: ExportFormat,
+    /// Ending of the outputs, such as `.pb.gz`.
+    pub ending: &'a str,
+    pub moment: ExportMoment,
+}
+
+impl DirectoryExport<'_> {
+    /// Goes on after a recording that cannot be exported.
+    pub fn run(&self) -> Result<ExitCode> {
+        let mut folder = OutputFolder::check(self.output)?;
+        let mut failed = 0;
+        for file in self.recordings {
+            let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+            let plan = folder.plan(&format!("{stem}{}", self.ending))?;
+            let export = Export {
+                file,
+                output: self.output,
+                format: self.format,
+                moment: self.moment,
+            };
+            if let Err(error) = export.run_to(plan) {
+                messages::print(&format!("{error:#}"));
+                failed += 1;
+            }
+        }
+        if failed > 0 {
+            let (failed, all) = (counted(failed, "recording"), self.recordings.len());
+            bail!("{failed} of {all} could not be exported, for the reasons above");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
 /// A whole export.
 struct Written {
     /// Sentences on what it lacks.
@@ -36,9 +76,13 @@ struct Written {
 
 impl Export<'_> {
     pub fn run(&self) -> Result<ExitCode> {
-        let name = self.file.display().to_string();
         // Before the recording is read, which may take minutes.
         let plan = OutputPlan::check(self.output)?;
+        self.run_to(plan)
+    }
+
+    fn run_to(&self, plan: OutputPlan) -> Result<ExitCode> {
+        let name = self.file.display().to_string();
         if plan.is_stdout() && !self.format.is_text() && stdout::is_terminal() {
             bail!(
                 "a terminal cannot show this format: give -o FILE, or pipe the output to a program"
@@ -76,13 +120,17 @@ impl Export<'_> {
         let line = || format!("copying {}", clean(&self.file.display().to_string()));
         let input = BufReader::new(File::open(self.file)?);
         let mut outcome = Ok(());
-        let copied = |out: &mut BufWriter<&mut OutputFile>| match copy_pickle(input, out) {
-            Err(PickleCopyError::Output(error)) => Err(error),
-            Err(error) => {
-                outcome = Err(error);
-                Err(io::Error::other("the snapshot could not be read"))
+        let guard = PartialOutputGuard::new()?;
+        let copied = |out: &mut BufWriter<&mut OutputFile>| {
+            guard.guard(out.get_ref());
+            match copy_pickle(input, out) {
+                Err(PickleCopyError::Output(error)) => Err(error),
+                Err(error) => {
+                    outcome = Err(error);
+                    Err(io::Error::other("the snapshot could not be read"))
+                }
+                Ok(()) => Ok(()),
             }
-            Ok(()) => Ok(()),
         };
         let written = show_while(line, || plan.write_with(copied));
         outcome?;
@@ -97,10 +145,15 @@ impl Export<'_> {
         plan: OutputPlan,
         progress: &AtomicU64,
     ) -> Result<Option<Written>> {
-        let (format, moment) = (self.format, self.moment);
+        let stem = self.file.file_stem().and_then(OsStr::to_str);
+        let request = ExportRequest {
+            format: self.format,
+            moment: self.moment,
+            rank: stem.and_then(rank_in),
+        };
         if plan.is_stdout() {
             let mut out = stdout::open(OutputContent::Document);
-            return match write_export(reader, format, moment, progress, &mut out) {
+            return match write_export(reader, request, progress, &mut out) {
                 Err(ExportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
                     Ok(None)
                 }
@@ -111,8 +164,10 @@ impl Export<'_> {
             };
         }
         let mut outcome = Ok(Vec::new());
+        let guard = PartialOutputGuard::new()?;
         let written = plan.write_with(|out| {
-            match write_export(reader, format, moment, progress, out) {
+            guard.guard(out.get_ref());
+            match write_export(reader, request, progress, out) {
                 Err(ExportError::Output(error)) => return Err(error),
                 ended => outcome = ended,
             }

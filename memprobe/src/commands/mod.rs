@@ -21,6 +21,7 @@ pub mod watch;
 
 mod before_attach;
 mod naming;
+mod partial_output;
 mod process_view;
 mod saving;
 mod screen;
@@ -131,8 +132,11 @@ impl EndSignal {
 
     /// Exit status as of a shell: 128 and the number of the signal.
     fn exit_code(self) -> ExitCode {
-        let status = u8::try_from(128 + self.0.as_raw_value());
-        ExitCode::from(status.unwrap_or(u8::MAX))
+        ExitCode::from(self.status())
+    }
+
+    fn status(self) -> u8 {
+        u8::try_from(128 + self.0.as_raw_value()).unwrap_or(u8::MAX)
     }
 }
 

@@ -49,6 +49,16 @@ pub enum ExportMoment {
     OutOfMemory,
 }
 
+/// Wanted export of one recording.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportRequest {
+    pub format: ExportFormat,
+    /// Moment of formats that have one.
+    pub moment: ExportMoment,
+    /// Rank of the process in its job; `None` if it has none, or if it is unknown.
+    pub rank: Option<u32>,
+}
+
 impl ExportMoment {
     /// Names the moment in a sentence.
     pub const fn phrase(self) -> &'static str {
@@ -121,8 +131,7 @@ impl From<io::Error> for ExportError {
 /// `out` should be buffered. Returns sentences on what the export lacks.
 pub fn write_export<R: BufRead>(
     mut reader: Reader<R>,
-    format: ExportFormat,
-    moment: ExportMoment,
+    request: ExportRequest,
     progress: &AtomicU64,
     out: &mut impl Write,
 ) -> Result<Vec<String>, ExportError> {
@@ -133,7 +142,7 @@ pub fn write_export<R: BufRead>(
         ));
     }
     let mut notes = replay.notes();
-    match format {
+    match request.format {
         ExportFormat::MemoryViz => {
             notes.extend(memory_viz::write(&replay, &reader, progress, out)?);
         }
@@ -142,7 +151,7 @@ pub fn write_export<R: BufRead>(
         }
         ExportFormat::Csv => csv::write(&replay, &reader, progress, out)?,
         ExportFormat::Folded | ExportFormat::Speedscope | ExportFormat::Pprof => {
-            notes.extend(write_profile(&replay, format, moment, out)?);
+            notes.extend(write_profile(&replay, request, out)?);
         }
     }
     out.flush()?;
@@ -152,10 +161,10 @@ pub fn write_export<R: BufRead>(
 /// Writes the memory of a moment by stack.
 fn write_profile(
     replay: &ExportReplay,
-    format: ExportFormat,
-    moment: ExportMoment,
+    request: ExportRequest,
     out: &mut impl Write,
 ) -> Result<Vec<String>, ExportError> {
+    let ExportRequest { format, moment, .. } = request;
     let profile = Profile::of(replay, moment)?;
     if format != ExportFormat::Pprof && profile.is_empty() {
         return Err(ExportError::Nothing(format!(
@@ -165,7 +174,7 @@ fn write_profile(
     }
     match format {
         ExportFormat::Speedscope => speedscope::write(replay, &profile, moment, out)?,
-        ExportFormat::Pprof => pprof::write(replay, &profile, moment, out)?,
+        ExportFormat::Pprof => pprof::write(replay, &profile, request, out)?,
         _ => folded::write(replay, &profile, out)?,
     }
     Ok(profile.notes())

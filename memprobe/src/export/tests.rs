@@ -6,13 +6,22 @@ use crate::ledger::Ledger;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::samples::{recording, story};
 
+fn request(format: ExportFormat, moment: ExportMoment) -> ExportRequest {
+    ExportRequest {
+        format,
+        moment,
+        rank: Some(3),
+    }
+}
+
 /// Exports the sample recording; returns it with the notes on it.
 fn exported(format: ExportFormat, moment: ExportMoment) -> (Vec<u8>, Vec<String>) {
     let recording = recording(&story());
     let reader = Reader::new(&recording[..]).expect("a recording");
     let mut out = Vec::new();
     let progress = AtomicU64::new(0);
-    let notes = write_export(reader, format, moment, &progress, &mut out).expect("an export");
+    let notes =
+        write_export(reader, request(format, moment), &progress, &mut out).expect("an export");
     assert!(progress.into_inner() > 10);
     (out, notes)
 }
@@ -52,8 +61,7 @@ fn a_recording_without_a_failed_request_says_so_and_what_to_give_instead() {
     let progress = AtomicU64::new(0);
     let failed = write_export(
         reader,
-        ExportFormat::Folded,
-        ExportMoment::OutOfMemory,
+        request(ExportFormat::Folded, ExportMoment::OutOfMemory),
         &progress,
         &mut Vec::new(),
     );
@@ -68,7 +76,7 @@ pub(super) fn exported_file(events: &[Event], format: ExportFormat) -> (Vec<u8>,
     let reader = Reader::open(file.path()).expect("a recording");
     let (mut out, progress) = (Vec::new(), AtomicU64::new(0));
     let end = ExportMoment::End;
-    let notes = write_export(reader, format, end, &progress, &mut out).expect("an export");
+    let notes = write_export(reader, request(format, end), &progress, &mut out).expect("an export");
     (out, notes)
 }
 
@@ -116,11 +124,21 @@ fn a_pipe_cannot_be_exported_with_every_event() {
     let (format, progress) = (ExportFormat::Csv, AtomicU64::new(0));
     let error = write_export(
         reader,
-        format,
-        ExportMoment::End,
+        request(format, ExportMoment::End),
         &progress,
         &mut Vec::new(),
     );
     let error = error.expect_err("no file").to_string();
     assert!(error.ends_with("give a file"), "{error}");
+}
+
+#[test]
+fn samples_of_pprof_have_the_rank_of_the_process() {
+    let (out, _) = exported(ExportFormat::Pprof, ExportMoment::End);
+    let mut text = Vec::new();
+    let mut unpacked = flate2::read::GzDecoder::new(&out[..]);
+    std::io::Read::read_to_end(&mut unpacked, &mut text).expect("gzip");
+    let has = |word: &[u8]| text.windows(word.len()).any(|part| part == word);
+    // A string of the table: its field, its length, and the text.
+    assert!(has(b"\x32\x04rank") && has(b"\x32\x013"));
 }

@@ -27,6 +27,18 @@ pub enum OutputFile {
     },
 }
 
+/// Temporary file of an unfinished output.
+#[derive(Debug)]
+pub struct PartialFile(Place);
+
+impl PartialFile {
+    /// Removes it, unless the whole output has its final name already.
+    pub fn remove(&self) {
+        // If this fails, the extension `.partial` marks the file as unfinished.
+        let _ = self.0.remove();
+    }
+}
+
 impl OutputFile {
     /// Returns the path of the data being written; `None` for standard output.
     pub fn lies_at(&self) -> Option<&Path> {
@@ -43,9 +55,16 @@ impl OutputFile {
     }
 
     pub fn discard(self) {
-        if let Self::Temporary { partial, .. } = self {
-            // If this fails, the extension `.partial` marks the file as unfinished.
-            let _ = partial.remove();
+        if let Some(partial) = self.partial() {
+            partial.remove();
+        }
+    }
+
+    /// The temporary file, if there is one.
+    pub fn partial(&self) -> Option<PartialFile> {
+        match self {
+            Self::Temporary { partial, .. } => Some(PartialFile(partial.clone())),
+            Self::Stdout(_) | Self::Direct { .. } => None,
         }
     }
 

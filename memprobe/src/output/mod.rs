@@ -9,6 +9,6 @@ mod place;
 mod plan;
 
 pub use self::error::OutputError;
-pub use self::file::OutputFile;
+pub use self::file::{OutputFile, PartialFile};
 pub use self::folder::{OutputFolder, StoredFile};
 pub use self::plan::OutputPlan;

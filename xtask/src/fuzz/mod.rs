@@ -24,7 +24,7 @@ struct FuzzReader {
     input: &'static str,
 }
 
-const READERS: [FuzzReader; 9] = [
+const READERS: [FuzzReader; 10] = [
     reader("records", "records", "records of the kernel programs"),
     reader(
         "recording",
@@ -36,6 +36,7 @@ const READERS: [FuzzReader; 9] = [
         "columns",
         "frames of a compact recording, with right checksums",
     ),
+    reader("pickle", "pickle", "PyTorch's snapshots"),
     reader("elf", "elf", "libraries and programs of a process"),
     reader("stack", "stack", "copied native stacks, to unwind"),
     reader(
@@ -78,7 +79,7 @@ const MAX_MIB: u32 = 2048;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The reader: records, recording, columns, elf, stack, heap, classes, tensors or allocator; each in turn if none is
+    /// The reader: records, recording, columns, pickle, elf, stack, heap, classes, tensors or allocator; each in turn if none is
     /// named
     reader: Option<String>,
     /// Duration of each reader's run, in minutes

@@ -1,8 +1,10 @@
 //! Pythons to test memprobe on: this machine's, and missing versions from distributions.
 
 mod debian;
+mod notebook;
 
 pub use debian::{Archive, DEBIAN, UBUNTU, is_unpacked, present, unpack};
+pub use notebook::{NOTEBOOK_PACKAGES, packages as notebook_packages};
 
 use std::ffi::OsString;
 use std::path::PathBuf;

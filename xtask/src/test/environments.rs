@@ -66,6 +66,7 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
     }
     let mut interpreters: Vec<(&str, PathBuf)> = Vec::new();
     let (mut missing, mut used) = (Vec::new(), Vec::new());
+    let mut notebook = None;
     for pair in pairs(extent) {
         let name = format!("PyTorch {}", pair.torch);
         let interpreter = interpreter_of(*pair).or_else(|| another(pair.torch, &used));
@@ -87,6 +88,12 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
         let environment = pytorch::set_up(&request)?;
         print_found(&environment);
         timed(&name, start);
+        if interpreters.is_empty() {
+            let start = Instant::now();
+            let version = &environment.python_version;
+            notebook = Some(python::notebook_packages(&environment.python, version)?);
+            timed("notebook", start);
+        }
         interpreters.push((pair.torch, environment.python));
     }
     let Some(((torch, most), others)) = interpreters.split_first() else {
@@ -100,6 +107,10 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
         (DEFAULT_PYTHON, most.clone().into_os_string()),
         (VERSION_PYTHONS, each),
         (python::TEST_PYTHONS, pythons),
+        (
+            python::NOTEBOOK_PACKAGES,
+            notebook.unwrap_or_default().into_os_string(),
+        ),
     ] {
         let value = value
             .to_str()

@@ -9,11 +9,11 @@ use flate2::write::GzEncoder;
 use hashbrown::HashMap;
 use prost::Message as _;
 
-use super::ExportMoment;
 use super::profile::{
     DeviceProfile, Profile, ProfileAmount, ProfileFrame, ProfileOrigin, ProfileRow,
 };
 use super::replay::ExportReplay;
+use super::{ExportMoment, ExportRequest};
 use messages::{
     PprofFunction, PprofLabel, PprofLine, PprofLocation, PprofMapping, PprofProfile, PprofSample,
     ValueType,
@@ -35,11 +35,14 @@ const PROGRAM: u64 = 1;
 pub(super) fn write(
     replay: &ExportReplay,
     profile: &Profile,
-    moment: ExportMoment,
+    request: ExportRequest,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut builder = Builder::default();
-    builder.begin(replay, profile, moment);
+    let mut builder = Builder {
+        rank: request.rank.map(|rank| rank.to_string()),
+        ..Builder::default()
+    };
+    builder.begin(replay, profile, request.moment);
     for device in &profile.devices {
         for row in &device.rows {
             builder.push(replay, profile, device, row);
@@ -53,6 +56,8 @@ pub(super) fn write(
 
 #[derive(Default)]
 struct Builder {
+    /// Label of all samples.
+    rank: Option<String>,
     profile: PprofProfile,
     strings: HashMap<String, i64>,
     functions: HashMap<(i64, i64), u64>,
@@ -112,6 +117,9 @@ impl Builder {
             && let Some(module) = replay.module(stack)
         {
             labels.push(("module", module));
+        }
+        if let Some(rank) = self.rank.clone() {
+            labels.push(("rank", rank));
         }
         let labels = labels.iter().map(|(key, value)| PprofLabel {
             key: self.string(key),

@@ -134,6 +134,12 @@ pub fn file_stem(pid: u32, rank: Option<u32>, command: &str) -> String {
     stem
 }
 
+/// Rank in the name of a recording, as [`file_stem`] wrote it.
+pub fn rank_in(stem: &str) -> Option<u32> {
+    let (rank, _) = stem.strip_prefix("rank")?.split_once('-')?;
+    rank.parse().ok()
+}
+
 /// Returns the name of the program: the script or module for Python, the executable otherwise. The result has
 /// no character with a meaning in shells or paths.
 fn program_word(command: &str) -> String {

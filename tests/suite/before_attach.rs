@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const PROGRAMS: [&str; 4] = ["training", "gan", "server", "leak"];
 
-/// What Python says of a block.
+/// A block as Python knows it.
 #[derive(Debug, Deserialize)]
 struct HeldBlock {
     kind: String,
@@ -22,7 +22,7 @@ struct HeldBlock {
     retainer: Option<String>,
 }
 
-/// What Python holds of `workloads/before_attach.py`, by address.
+/// Blocks that Python holds in `workloads/before_attach.py`, by address.
 type Truth = BTreeMap<u64, HeldBlock>;
 
 struct Attached {

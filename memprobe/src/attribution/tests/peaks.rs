@@ -1,5 +1,6 @@
 //! Peaks of equal height, and names that are read after a peak.
 
+use super::super::named::InferenceCheck;
 use super::*;
 
 #[test]
@@ -23,6 +24,21 @@ fn what_was_there_before_attach_has_the_category_that_the_objects_say() {
         let known = (of(Category::Parameter), moment.composition.before_attach);
         assert_eq!(known, (512, 0), "{moment:?}");
     }
+}
+
+#[test]
+fn labels_of_memory_from_before_attach_give_no_other_block_a_category() {
+    let mut program = Program::new();
+    program.attach(0x800, 512);
+    let held = program.event(Action::Held, 0x800, 512, Tid::UNKNOWN, 0);
+    program.hear(held);
+    program.alloc(From::Outside, 1024);
+    program.name_baseline(TensorKind::Parameter);
+    assert_eq!(program.now(Category::Parameter), 512);
+    program.free(0x800, MAIN);
+    assert_eq!(program.now(Category::Parameter), 0);
+    // The check of inferred categories is for readings of all blocks.
+    assert_eq!(program.attribution.check, InferenceCheck::default());
 }
 
 #[test]

@@ -130,7 +130,7 @@ def main():
     print("holding", flush=True)
     while not os.path.exists(options.until):
         program.work()
-        time.sleep(0.005)
+        time.sleep(0.05)
     truth = {address: held for address, held in program.truth().items() if address in before}
     with open(options.out, "w") as out:
         json.dump(truth, out)

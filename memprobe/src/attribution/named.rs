@@ -17,6 +17,8 @@ pub struct InferenceCheck {
     pub pairs: BTreeMap<(Category, Category), u64>,
     /// Bytes of blocks from before attach, for which nothing is inferred.
     pub before_attach: u64,
+    /// Bytes of blocks from before attach that labels of them alone gave a category.
+    pub labeled: u64,
 }
 
 impl InferenceCheck {
@@ -131,6 +133,7 @@ impl AttributionLedger {
             let Some((life, rule)) = life.zip(named.kind.and_then(rule_of)) else {
                 continue;
             };
+            self.check.labeled = self.check.labeled.saturating_add(named.size.0);
             self.decide_baseline(id, life, named, rule);
             let blocks = baseline.entry(named.device).or_default();
             blocks.add(rule, named.size.0);

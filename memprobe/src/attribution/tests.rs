@@ -195,8 +195,8 @@ impl Program {
             }
             let now = view.now();
             assert_eq!(now.totals, device.totals);
-            // Heap snapshots move named blocks out of before attach.
-            let named = self.attribution.check.before_attach > 0;
+            // Labels move blocks out of before attach.
+            let named = device.before_attach.labeled.is_some();
             let before = (now.composition.before_attach, device.before_attach.live.0);
             assert!(
                 before.0 == before.1 || named && before.0 < before.1,
@@ -296,7 +296,21 @@ impl Program {
         });
     }
 
+    /// Adds labels of memory from before attach, of this kind, that list every live block.
+    fn name_baseline(&mut self, kind: TensorKind) {
+        let labels = self.labels(|block| LabeledBlock {
+            kind: Some(kind),
+            ..block
+        });
+        self.hear(Event::BaselineLabels(Arc::new(labels)));
+    }
+
     fn label(&mut self, label: impl Fn(LabeledBlock) -> LabeledBlock) {
+        let labels = self.labels(label);
+        self.hear(Event::BlockLabels(Arc::new(labels)));
+    }
+
+    fn labels(&mut self, label: impl Fn(LabeledBlock) -> LabeledBlock) -> BlockLabels {
         self.time += 1_000;
         let blocks = self.live.iter().map(|(addr, size)| {
             label(LabeledBlock::unlabeled(
@@ -305,13 +319,12 @@ impl Program {
                 DEVICE,
             ))
         });
-        let names = BlockLabels {
+        BlockLabels {
             time: TimeNs(self.time),
             tgid: Tgid(1),
             blocks: blocks.collect(),
             optimizers: Vec::new(),
-        };
-        self.hear(Event::BlockLabels(Arc::new(names)));
+        }
     }
 
     /// Adds a heap snapshot in which variables refer to these blocks, and nodes save them.

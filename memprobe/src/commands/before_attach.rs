@@ -409,3 +409,77 @@ pub(super) async fn poll_any<'a>(all: impl Iterator<Item = &'a mut BaselineLabel
     })
     .await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{MemoryEvent, PurposeId, StackId, Tid};
+
+    fn event(action: Action, addr: u64, time: u64) -> Event {
+        Event::Memory(MemoryEvent {
+            time: TimeNs(time),
+            tgid: Tgid(7),
+            tid: Tid(7),
+            action,
+            addr: Address(addr),
+            size: Bytes(512),
+            device: Some(DeviceIndex(0)),
+            totals: None,
+            stack: StackId::NONE,
+            shape: PurposeId::NONE,
+            call: None,
+        })
+    }
+
+    /// A reader of a process with two blocks, whose objects were read until the time 20.
+    fn read() -> BaselineLabeler {
+        let mut labeler = BaselineLabeler::new(Tgid(7), BaselineReading::Running);
+        for addr in [0x1000, 0x2000] {
+            labeler.apply(&event(Action::Held, addr, 0));
+        }
+        let block = |addr| LabeledBlock::unlabeled(Address(addr), Bytes(512), DeviceIndex(0));
+        labeler.state = ReadingState::Read(Ok(ObjectsRead {
+            labels: BlockLabels {
+                time: TimeNs(10),
+                tgid: Tgid(7),
+                blocks: [0x1000, 0x2000, 0x3000].map(block).into(),
+                optimizers: Vec::new(),
+            },
+            consistency: Consistency::Running,
+            end: TimeNs(20),
+            took: Duration::from_millis(1),
+        }));
+        labeler
+    }
+
+    fn labeled(outcome: Option<BaselineOutcome>) -> Vec<u64> {
+        let Some(Event::BaselineLabels(labels)) = outcome.and_then(|it| it.event) else {
+            panic!("labels");
+        };
+        labels.blocks.iter().map(|block| block.addr.0).collect()
+    }
+
+    #[test]
+    fn labels_wait_for_all_events_up_to_the_end_of_the_reading() {
+        let mut labeler = read();
+        labeler.apply(&event(Action::Alloc, 0x4000, 15));
+        assert!(labeler.place(false, |_| ()).is_none());
+        labeler.apply(&event(Action::Free, 0x2000, 21));
+        assert_eq!(labeled(labeler.place(false, |_| ())), [0x1000]);
+    }
+
+    #[test]
+    fn a_block_that_was_freed_during_the_reading_gets_no_label_though_its_address_is_used_again() {
+        let mut labeler = read();
+        labeler.apply(&event(Action::Free, 0x1000, 12));
+        labeler.apply(&event(Action::Alloc, 0x1000, 13));
+        assert_eq!(labeled(labeler.place(true, |_| ())), [0x2000]);
+    }
+
+    #[test]
+    fn a_reading_during_which_events_were_lost_is_discarded() {
+        let mut labeler = read();
+        labeler.apply(&Event::Loss(crate::event::Losses::default()));
+        assert!(labeler.place(true, |_| ()).is_none() && !labeler.is_reading());
+    }
+}

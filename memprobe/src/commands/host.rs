@@ -291,8 +291,13 @@ impl Watching {
             let is_settled = self.session.is_settled(tgid);
             let add_calls = |calls: &mut _| self.session.add_call_paths(tgid, calls);
             let labels = opened.label_baseline(is_settled, add_calls);
-            let labels = labels.and_then(|outcome| outcome.event);
-            all.extend(labels.map(|labels| (tgid, labels)));
+            if let Some(outcome) = labels {
+                match (outcome.event, outcome.said) {
+                    (Some(labels), _) => all.push((tgid, labels)),
+                    (None, Some(failure)) => self.host.note(tgid, &failure),
+                    (None, None) => {}
+                }
+            }
         }
         for (tgid, names) in all {
             self.apply(tgid, &names);

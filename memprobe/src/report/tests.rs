@@ -3,6 +3,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::event::tensors::{Retainer, TensorKind};
 use crate::event::{
     Action, Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, Event,
     LabeledBlock, MemoryEvent, Module, Stack, StackId, StackKind, Tgid, TimeNs,
@@ -81,6 +82,76 @@ fn the_table_of_a_recording_with_a_little_of_everything() {
 #[test]
 fn the_table_of_a_late_attach_counts_what_was_found() {
     insta::assert_snapshot!(table(&late_attach()));
+}
+
+/// Attach to a running process whose objects name both of its blocks; then it allocates another one.
+fn labeled_attach() -> Vec<Event> {
+    let block =
+        |addr, mib: u64| LabeledBlock::unlabeled(Address(addr), Bytes(mib * MIB), DeviceIndex(0));
+    let retainer = Retainer {
+        by: "serve.py:61 main() -> cache['kv'][*]".into(),
+        class: Some("list".into()),
+        slot: None,
+        through: None,
+        exclusive: true,
+    };
+    let labels = BlockLabels {
+        time: TimeNs(5_000_000_010),
+        tgid: Tgid(1234),
+        blocks: vec![
+            LabeledBlock {
+                kind: Some(TensorKind::Parameter),
+                module: Some("model.fc".into()),
+                ..block(0x7f00_0000_0000, 2)
+            },
+            LabeledBlock {
+                kind: Some(TensorKind::Tensor),
+                retainer: Some(retainer.into()),
+                ..block(0x7f00_0020_0000, 1)
+            },
+            // Not from before attach.
+            block(0x7f00_0080_0000, 1),
+        ],
+        optimizers: Vec::new(),
+    };
+    let mut events = late_attach();
+    events.pop();
+    events.push(Event::BaselineLabels(labels.into()));
+    events.push(step(Action::Alloc, 30, 0x7f00_0080_0000, 4, 0, 7));
+    events
+}
+
+#[test]
+fn the_table_of_a_late_attach_divides_it_by_what_the_objects_say() {
+    insta::assert_snapshot!(table(&labeled_attach()));
+    let options = ReportOptions {
+        format: ReportFormat::Json,
+        ..ReportOptions::default()
+    };
+    let text = report(&recording(&labeled_attach()), options);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let parts = &report["devices"][0]["before_attach_parts"];
+    let owner = json!({ "name": "model.fc", "live": 2 * MIB, "live_blocks": 1 });
+    assert_eq!(
+        parts[0],
+        json!({ "kind": "parameter", "live": 2 * MIB, "live_blocks": 1, "owners": [owner] })
+    );
+    assert_eq!(parts[1]["owners"][0]["class"], "list");
+}
+
+#[test]
+fn modules_count_the_parameters_from_before_attach_that_they_hold() {
+    let of = |events: &[Event]| {
+        let options = ReportOptions {
+            by: By::Module,
+            ..ReportOptions::default()
+        };
+        report(&recording(events), options)
+    };
+    insta::assert_snapshot!(of(&labeled_attach()));
+    let mut freed = labeled_attach();
+    freed.push(step(Action::Free, 40, 0x7f00_0000_0000, 2, 0, 5));
+    insta::assert_snapshot!(of(&freed));
 }
 
 #[test]
@@ -698,6 +769,7 @@ fn every_report_of_a_compact_recording_is_that_of_its_trace() {
         purposes(),
         on_the_cpu(),
         late_attach(),
+        labeled_attach(),
         equal_models(),
     ] {
         let (trace, compact) = (recording(&events), compact_recording(&events));

@@ -14,9 +14,9 @@ use crate::event::{
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, DeviceTimeline, GrowthRate, Health, LineRow,
-    OutsideRow, ReplayMark, ReplayMoment, ReplayUnit, Site, Snapshot, SoftwareLayer, StackRow,
-    TargetState, Timeline, TotalsPoint,
+    BaselineGroup, BaselineKind, BaselineOwner, BeforeAttach, CudaSnapshot, DeviceSnapshot,
+    DeviceTimeline, GrowthRate, Health, LineRow, OutsideRow, ReplayMark, ReplayMoment, ReplayUnit,
+    Site, Snapshot, SoftwareLayer, StackRow, TargetState, Timeline, TotalsPoint,
 };
 
 const MIB: u64 = 1 << 20;
@@ -262,6 +262,49 @@ pub(super) fn probes() -> Vec<ProbeStatus> {
 }
 
 /// Returns a training script in the middle of its run.
+/// A process whose objects were read: its memory from before attach is labelled, but for a part.
+pub(super) fn labeled() -> Snapshot {
+    let group = |kind, name: &str, class: Option<&str>, mib: u64, blocks| BaselineGroup {
+        kind,
+        owner: BaselineOwner {
+            name: Some(name.into()),
+            class: class.map(Into::into),
+        },
+        live: Bytes(mib * MIB),
+        blocks,
+    };
+    let mut snapshot = normal();
+    let before = &mut snapshot.devices[0].before_attach;
+    before.unknown = Bytes(0);
+    before.known_blocks = 312;
+    before.labeled = Some(TimeNs(101 * SECOND));
+    before.groups = vec![
+        group(
+            BaselineKind::OptimizerState,
+            "model.layers.0",
+            None,
+            320,
+            24,
+        ),
+        group(
+            BaselineKind::OptimizerState,
+            "model.layers.1",
+            None,
+            320,
+            24,
+        ),
+        group(
+            BaselineKind::Retained,
+            "serve.py:61 main() -> cache['kv'][*]",
+            Some("list"),
+            200,
+            40,
+        ),
+        group(BaselineKind::Parameter, "model.layers.0", None, 160, 12),
+    ];
+    snapshot
+}
+
 pub(super) fn normal() -> Snapshot {
     Snapshot {
         target: Target {

@@ -29,7 +29,7 @@ const READERS: [FuzzReader; 10] = [
     reader(
         "recording",
         "recording",
-        "recordings in both formats, and PyTorch's snapshots",
+        "recordings in both formats",
     ),
     reader(
         "columns",

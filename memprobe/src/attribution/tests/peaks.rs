@@ -26,6 +26,25 @@ fn what_was_there_before_attach_has_the_category_that_the_objects_say() {
 }
 
 #[test]
+fn labels_of_memory_from_before_attach_give_no_other_block_a_category() {
+    let mut program = Program::new();
+    program.attach(0x800, 512);
+    let held = program.event(Action::Held, 0x800, 512, Tid::UNKNOWN, 0);
+    program.hear(held);
+    program.alloc(From::Outside, 1024);
+    program.name_baseline(TensorKind::Parameter);
+    assert_eq!(program.now(Category::Parameter), 512);
+    program.free(0x800, MAIN);
+    assert_eq!(program.now(Category::Parameter), 0);
+    // The check of inferred categories is for readings of all blocks.
+    let check = &program.attribution.check;
+    assert_eq!(
+        (check.compared(), check.before_attach, check.labeled),
+        (0, 0, 512)
+    );
+}
+
+#[test]
 fn of_equal_peaks_the_best_known_is_the_peak() {
     let mut program = Program::new();
     program.attach(0x800, 512);

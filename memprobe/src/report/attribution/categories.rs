@@ -46,7 +46,11 @@ fn is_provisional(rule: CategoryRule) -> bool {
 pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     let check = &ledger.check;
     let named = check.compared() > 0 || check.before_attach > 0;
-    let all = if named { "The rest" } else { "Every category" };
+    let all = match (named, check.labeled > 0) {
+        (true, _) => "The rest",
+        (false, true) => "Every category but that of memory from before attach",
+        (false, false) => "Every category",
+    };
     let mut notes = vec![format!(
         "{all} is inferred by the named rule (\"?\": later events may change it). SHARE is of the peak."
     )];

@@ -29,7 +29,9 @@ use super::{Command, SourceText};
 use crate::event::Frame;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot, TargetState};
 use crate::view::table::{Cell, Column, Tone, columns};
-use crate::view::{BLOCKS, FileNames, baseline_meaning, clean, fit_end, whole_frame, width};
+use crate::view::{
+    BLOCKS, FileNames, baseline_meaning, baseline_owner, clean, fit_end, whole_frame, width,
+};
 
 pub use graph::Capacity;
 use graph::{GraphEnd, GraphView};
@@ -412,15 +414,23 @@ impl Content for LineList {
                 let place = fit_end(&place, least, cut);
                 format!("{place}  {source}")
             }
-            (LineSubject::BeforeAttach(None), _) if row.fold != Fold::Leaf => {
+            (LineSubject::BeforeAttach(None), _) if row.fold == Fold::Closed => {
                 "live when memprobe attached: Enter opens what the process's objects say of it"
+                    .to_owned()
+            }
+            (LineSubject::BeforeAttach(None), _) if row.fold == Fold::Open => {
+                "live when memprobe attached: below is what the process's objects say of it"
                     .to_owned()
             }
             (LineSubject::BeforeAttach(None), _) => {
                 "live when memprobe attached: its lines are unknown".to_owned()
             }
-            (LineSubject::BaselineKind(kind) | LineSubject::BaselineOwner(kind, _), _) => {
-                baseline_meaning(*kind).to_owned()
+            (LineSubject::BaselineKind(kind), _) => baseline_meaning(*kind).to_owned(),
+            (LineSubject::BaselineOwner(kind, owner), _) => {
+                let meaning = baseline_meaning(*kind);
+                let least = (wide / 2).max(wide.saturating_sub(width(meaning) + 2));
+                let owner = fit_end(&baseline_owner(owner), least, cut);
+                format!("{owner}  {meaning}")
             }
             (LineSubject::BeforeAttach(Some(unread)), _) => {
                 let unread = clean(unread);

@@ -9,7 +9,7 @@ use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::outside::Outside;
 use super::super::samples::{self, Sources};
-use super::super::table_screen::ScreenRequest;
+use super::super::table_screen::{RowOf, ScreenRequest};
 use super::super::test_support::{
     BARE, COLOUR, Dice, SMALL, ScreenSize, Shown, all_sizes, assert_legible,
     assert_the_same_without_colour, blank, typed,
@@ -446,6 +446,31 @@ fn growth_is_a_column_and_a_steady_one_is_marked() {
     let site = snapshot.devices[0].lines[2].site.clone();
     let state = state(snapshot, SMALL, &by_growth);
     assert_eq!(state.table.rows[0].key, LineKey::Site(site));
+}
+
+#[test]
+fn memory_from_before_attach_opens_into_kinds_and_owners() {
+    let mut state = state(samples::labeled(), SMALL, &[]);
+    let at = |state: &Shown<LineList>| {
+        let mut rows = state.table.rows.iter();
+        rows.position(|row| row.key == LineKey::BeforeAttach)
+    };
+    let place = at(&state).expect("the row");
+    state.handle(InputEvent::Move(
+        isize::try_from(place).expect("a small number"),
+    ));
+    state.handle(InputEvent::OpenAll);
+    insta::assert_snapshot!("before_attach_open", drawn(&state, SMALL, &COLOUR));
+    let rows = &state.table.rows[place..];
+    let live = |row: &&RowOf<LineList>| row.data.figures.live;
+    let of = |depth| rows.iter().filter(move |row| row.depth == depth);
+    let kinds: i128 = of(1).filter_map(|row| live(&row)).sum();
+    assert_eq!(Some(kinds), live(&&rows[0]));
+    state.handle(InputEvent::Close);
+    assert_eq!(
+        state.table.rows.iter().filter(|row| row.depth > 0).count(),
+        0
+    );
 }
 
 #[test]

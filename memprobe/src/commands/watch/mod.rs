@@ -242,6 +242,9 @@ impl Watching {
                 self.processes.handle(event);
             }
         }
+        if self.processes.needs_blocks() {
+            self.session.end_pause();
+        }
         self.processes.finish_dumps(&self.session);
         Ok(())
     }

@@ -113,8 +113,8 @@ pub(super) fn cause(evidence: &OomEvidence<'_>) -> OomCause {
     let gpu_free = evidence
         .gpu
         .map(|gpu| gpu.total.0.saturating_sub(gpu.used.0));
-    // More than the request was not free, or it would have been served.
-    let free = gpu_free.unwrap_or(0).min(request.saturating_sub(1));
+    // Were the request's bytes free, it would have been served: the process has a limit, or they were freed since.
+    let free = gpu_free.filter(|free| *free < request).unwrap_or(0);
     let suffices = |bytes: u64| bytes > 0 && bytes.saturating_add(free) >= request;
     let cached = match evidence.free_lists {
         Some(lists) => lists.iter().map(|list| list.free.0).sum(),

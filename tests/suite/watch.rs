@@ -218,12 +218,12 @@ fn each_cause_is_named_wherever_the_request_comes_from() {
     assert!(growing > 200 * MIB, "{causes:#?}");
     // The program of --on-oom got each dump once, with its cause.
     let log = std::fs::read_to_string(log).expect("it ran");
-    let mut told: Vec<&str> = log
+    let mut logged: Vec<&str> = log
         .lines()
         .filter_map(|line| line.split(' ').next())
         .collect();
-    told.sort_unstable();
-    assert_eq!(told, expected, "{log}");
+    logged.sort_unstable();
+    assert_eq!(logged, expected, "{log}");
     for line in log.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         assert!(
@@ -253,7 +253,7 @@ fn a_caught_error_has_its_dump_while_the_process_runs_on_and_others_are_counted(
     watch.wait_for("CAUGHT 1000");
     let dump = wait_until("a dump", || stage.dumps("memprobe-oom-").pop());
     watch.wait_for("memprobe: saved ");
-    std::fs::write(&end, "").expect("the program is told to end");
+    std::fs::write(&end, "").expect("the file is written");
     let watched = watch.finish().succeeded();
     assert!(
         watched.stderr.contains("999 more out-of-memory errors"),

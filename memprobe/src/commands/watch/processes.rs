@@ -131,7 +131,7 @@ impl WatchedProcesses {
             HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => self.on_failure(tgid),
             HostItem::Event(event) => self.record(tgid, event),
             HostItem::Ended => self.end(tgid),
-            HostItem::Notice(text) => log::debug!("process {}: {text}", tgid.0),
+            HostItem::Notice(text) => messages::print(&format!("PID {}: {text}", tgid.0)),
             HostItem::SnapshotPoint(_)
             | HostItem::Waiting(_)
             | HostItem::Placing(_)

@@ -1,4 +1,4 @@
-//! Files that a package of memprobe installs beside the program: manual pages and completions.
+//! Files that a package of memprobe installs beside the program: manual pages, completions, and a unit for systemd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,14 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 const PAGES: &str = "share/man/man1";
 
+/// Unit of systemd below the prefix, for `memprobe watch`.
+const UNIT: &str = "lib/systemd/system/memprobe-watch.service";
+
+/// Prefix of the program in [`UNIT_TEXT`].
+const UNIT_PREFIX: &str = "@PREFIX@";
+
+const UNIT_TEXT: &str = include_str!("package_files/memprobe-watch.service");
+
 /// Builds memprobe, and writes its files below `prefix`.
 pub fn write(repository: &Repository, prefix: &Path) -> Result<()> {
     let memprobe = built(repository)?;
@@ -35,7 +43,14 @@ pub fn write(repository: &Repository, prefix: &Path) -> Result<()> {
             &page,
         )?;
     }
-    save(&prefix.join(PAGES).join("memprobe.1"), &page)
+    save(&prefix.join(PAGES).join("memprobe.1"), &page)?;
+    save(&prefix.join(UNIT), &unit(prefix))
+}
+
+/// Returns the unit, with the absolute path of the program.
+fn unit(prefix: &Path) -> String {
+    let absolute = std::path::absolute(prefix).unwrap_or_else(|_| prefix.to_owned());
+    UNIT_TEXT.replace(UNIT_PREFIX, &absolute.display().to_string())
 }
 
 fn built(repository: &Repository) -> Result<PathBuf> {
@@ -69,6 +84,13 @@ fn save(path: &Path, content: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_unit_starts_the_program_of_its_prefix() {
+        let unit = unit(Path::new("/opt/memprobe"));
+        assert!(unit.contains("\nExecStart=/opt/memprobe/bin/memprobe watch --all "));
+        assert!(!unit.contains('@'), "{unit}");
+    }
 
     #[test]
     fn verbs_are_those_that_the_page_refers_to() {

@@ -1,5 +1,7 @@
 //! Probed processes, one or many: from one ring buffer to the events of each.
 
+mod catching_up;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use super::process::{Process, ProcessOrigin};
 use super::start_phases::{StartPhase, StartPhases};
 use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
-use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeNs, TimeShare};
+use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeShare};
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
@@ -716,28 +718,6 @@ impl HostSession {
         if let (Err(error), Some(first)) = (result, first) {
             self.emit(Tgid(first), HostItem::Notice(error.to_string()));
         }
-    }
-
-    /// Ends a pause, and brings the blocks of all processes up to date, as of `time`. To be drained while
-    /// [`Self::is_catching_up`].
-    pub(crate) fn catch_up(&mut self, time: TimeNs) {
-        let paused = |budget: &&mut OverheadBudget| budget.level == CaptureLevel::Paused;
-        let Some(budget) = self.budget.as_mut().filter(paused) else {
-            return;
-        };
-        let level = budget.end_pause();
-        self.files.wait_until_detached();
-        for process in self.processes.values_mut() {
-            process.correct_as_of(time);
-        }
-        self.apply_level(level);
-        // Nothing is given up any more.
-        self.max_overhead = None;
-    }
-
-    /// True while the blocks of a process are read after a pause.
-    pub(crate) fn is_catching_up(&self) -> bool {
-        self.processes.values().any(Process::is_catching_up)
     }
 
     /// Puts the running totals of losses into the streams when they have grown.

@@ -10,7 +10,7 @@ use super::folder::DumpFolder;
 use crate::cuda::nvml::Sample;
 use crate::event::tensors::Consistency;
 use crate::event::{
-    Action, Address, BlockLabels, CallPaths, DeviceIndex, Event, Target, Tgid, TimeNs,
+    Action, Address, BlockLabels, CallPaths, DeviceIndex, Event, MemoryEvent, Target, Tgid, TimeNs,
 };
 use crate::process::facts;
 use crate::recording::write::compact::CompactWriter;
@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Longest wait for the event of a failed request whose record has come.
 const EVENT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Longest wait for the blocks of a process whose probes were off.
+const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most blocks noted as changed between the failed request and the reading of objects.
 const MAX_TOUCHED: usize = 1 << 20;
@@ -56,6 +59,8 @@ pub(super) struct PendingDump {
     name: String,
     begun: Instant,
     counted_ooms: u64,
+    /// Event of the failed request, once it has come.
+    failure: Option<MemoryEvent>,
     frozen: Option<(FrozenFlight, TimeNs)>,
     driver: Option<DriverReading>,
     is_asking_driver: bool,
@@ -82,6 +87,7 @@ impl PendingDump {
             name: DumpFolder::name(tgid, reason),
             begun: Instant::now(),
             counted_ooms,
+            failure: None,
             frozen: None,
             driver,
             is_asking_driver: true,
@@ -102,14 +108,33 @@ impl PendingDump {
         self.frozen.is_some()
     }
 
-    /// True if the event of the failed request does not come.
-    pub(super) fn is_overdue(&self) -> bool {
-        !self.is_frozen() && self.begun.elapsed() >= EVENT_PATIENCE
+    /// True if the contents can be fixed: the event of the failed request has come, or does not come.
+    pub(super) fn can_freeze(&self) -> bool {
+        !self.is_frozen() && (self.failure.is_some() || self.begun.elapsed() >= EVENT_PATIENCE)
     }
 
-    /// Sets the contents of the dump, as of `time`.
-    pub(super) fn freeze(&mut self, frozen: FrozenFlight, time: TimeNs) {
+    /// True until the blocks after a pause of the probes are known, or the wait for them is over.
+    pub(super) fn waits_for_blocks(&self, is_catching_up: bool) -> bool {
+        is_catching_up && self.begun.elapsed() < BLOCKS_PATIENCE
+    }
+
+    /// Notes the event of the failed request.
+    pub(super) fn fail(&mut self, failure: &MemoryEvent) {
+        self.failure.get_or_insert(*failure);
+    }
+
+    /// Sets the contents of the dump, as of `time`. The failed request is the last event; blocks that were read after a
+    /// pause of the probes come before it.
+    pub(super) fn freeze(&mut self, mut frozen: FrozenFlight, time: TimeNs) {
         self.last_event = time;
+        let Some(failure) = self.failure.take() else {
+            self.frozen = Some((frozen, time));
+            return;
+        };
+        let time = failure.time;
+        let failure = Event::Memory(failure);
+        frozen.events.retain(|event| *event != failure);
+        frozen.events.push(failure);
         self.frozen = Some((frozen, time));
     }
 
@@ -183,7 +208,7 @@ impl PendingDump {
         self.objects = match std::mem::replace(&mut self.objects, Objects::Reading) {
             Objects::Arrived(reading) => match self.placed(*reading) {
                 Ok(consistency) => Objects::Placed(consistency),
-                Err(error) => Objects::Unread(format!("{error:#}")),
+                Err(error) => Objects::Unread(first_line(&error)),
             },
             read => read,
         };
@@ -275,6 +300,12 @@ impl PendingDump {
     }
 }
 
+/// Reason in one line: advice for `record` follows.
+fn first_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
 /// Memory of the GPU behind a device, as the driver tells it; `None` if either is unknown.
 fn dumped_gpu(
     target: &Target,
@@ -324,4 +355,137 @@ fn dumped_gpu(
             Err(reason) => Some(reason.clone()),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::commands::watch::flight::FlightRecorder;
+    use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
+    use crate::event::{Bytes, LabeledBlock, PurposeId, StackId, Tid, Totals};
+    use crate::recording::Reader;
+
+    const TGID: Tgid = Tgid(7);
+    const CUDA: DeviceIndex = DeviceIndex(0);
+
+    fn memory(time: u64, action: Action, addr: u64) -> MemoryEvent {
+        MemoryEvent {
+            time: TimeNs(time),
+            tgid: TGID,
+            tid: Tid(7),
+            action,
+            addr: Address(addr),
+            size: Bytes(512),
+            device: Some(CUDA),
+            totals: Some(Totals::of(512, 2 << 20)),
+            stack: StackId::NONE,
+            shape: PurposeId::NONE,
+            call: None,
+        }
+    }
+
+    /// A process with blocks at 512 and 1024, whose request failed at 50.
+    fn failed() -> PendingDump {
+        let target = Target {
+            tgid: Some(TGID),
+            ..Target::default()
+        };
+        let mut flight = FlightRecorder::new(target, TimeNs(1));
+        for event in [
+            memory(10, Action::Alloc, 512),
+            memory(20, Action::Alloc, 1024),
+            memory(50, Action::OutOfMemory, 0),
+        ] {
+            flight.record(Event::Memory(event));
+        }
+        let mut dump = PendingDump::new(TGID, DumpReason::OutOfMemory, 4, None);
+        dump.fail(&memory(50, Action::OutOfMemory, 0));
+        dump.freeze(flight.freeze(), flight.last());
+        dump
+    }
+
+    fn labels(time: u64) -> ObjectReading {
+        let block = |addr| LabeledBlock::unlabeled(Address(addr), Bytes(512), CUDA);
+        let labels = BlockLabels {
+            time: TimeNs(time),
+            tgid: TGID,
+            blocks: vec![block(512), block(1024)],
+            optimizers: Vec::new(),
+        };
+        Ok((labels, Consistency::Running))
+    }
+
+    fn sample(held: &[(u32, u64)]) -> Sample {
+        let held = held
+            .iter()
+            .map(|(pid, bytes)| (Tgid(*pid), vec![(0, Some(Bytes(*bytes)))]));
+        Sample {
+            devices: vec![DeviceMemory {
+                index: 0,
+                name: String::new(),
+                memory: Ok(Usage {
+                    used: Bytes(900),
+                    total: Bytes(1000),
+                }),
+                mig_devices: None,
+                processes: Ok(()),
+                hardware: Hardware::default(),
+            }],
+            held: held.collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    #[test]
+    fn labels_come_before_the_failed_request_without_blocks_that_changed_since() {
+        let mut dump = failed();
+        dump.follow(&Event::Memory(memory(60, Action::Free, 1024)));
+        dump.take(Evidence::Objects(Box::new(labels(70))));
+        dump.take(Evidence::Driver((TimeNs(55), Err("no driver".to_owned()))));
+        // An event from before the reading may be on its way.
+        assert!(!dump.is_whole(false) && dump.is_whole(true));
+        dump.complete();
+        let folder = tempfile::tempdir().unwrap();
+        let mut folder = DumpFolder::check(folder.path(), Bytes(1 << 20)).unwrap();
+        let path = dump.write(&mut folder).unwrap();
+        let mut reader = Reader::open(path.as_ref()).unwrap();
+        let events: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
+        let [.., Event::BlockLabels(labels), Event::Memory(last)] = events.as_slice() else {
+            panic!("{events:#?}");
+        };
+        assert_eq!((last.action, last.time), (Action::OutOfMemory, TimeNs(50)));
+        let addresses: Vec<u64> = labels.blocks.iter().map(|block| block.addr.0).collect();
+        assert_eq!((addresses, labels.time), (vec![512], TimeNs(50)));
+        let facts = reader.header().dump.as_deref().expect("facts");
+        assert_eq!((facts.counted_ooms, facts.time), (4, TimeNs(50)));
+        assert_eq!(facts.gpus_unknown.as_deref(), Some("no driver"));
+        assert_eq!(facts.objects_unread, None);
+    }
+
+    #[test]
+    fn labels_are_left_out_if_events_were_lost_meanwhile() {
+        let mut dump = failed();
+        dump.follow(&Event::Loss(Default::default()));
+        dump.take(Evidence::Objects(Box::new(labels(70))));
+        dump.complete();
+        let facts = dump.facts();
+        assert_eq!(facts.objects, None);
+        let reason = facts.objects_unread.expect("a reason");
+        assert!(reason.contains("events were lost"), "{reason}");
+    }
+
+    #[test]
+    fn an_answer_of_the_driver_from_after_the_end_does_not_replace_one_from_before() {
+        let before = (TimeNs(40), Ok(sample(&[(7, 300), (9, 600)])));
+        let mut dump = failed();
+        dump.driver = Some(before);
+        dump.take(Evidence::Driver((TimeNs(90), Ok(sample(&[(9, 600)])))));
+        let (asked, _) = dump.driver.as_ref().expect("an answer");
+        assert_eq!(*asked, TimeNs(40));
+        let later = (TimeNs(95), Ok(sample(&[(7, 301)])));
+        dump.take(Evidence::Driver(later));
+        let (asked, _) = dump.driver.as_ref().expect("an answer");
+        assert_eq!(*asked, TimeNs(95));
+    }
 }

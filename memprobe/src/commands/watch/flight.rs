@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::commands::record::recorder;
-use crate::event::{DeviceIndex, Event, ProbeStatus, Target, TimeNs};
+use crate::event::{CaptureLevel, DeviceIndex, Event, ProbeStatus, Target, TimeNs};
 use crate::ledger::Ledger;
 use crate::recording::Header;
 
@@ -28,6 +28,7 @@ pub(super) struct FlightRecorder {
     window: VecDeque<Event>,
     devices: BTreeSet<DeviceIndex>,
     last: TimeNs,
+    is_paused: bool,
 }
 
 /// Contents of a dump: live blocks as allocations, then the events of the window.
@@ -48,6 +49,7 @@ impl FlightRecorder {
             window: VecDeque::new(),
             devices: BTreeSet::new(),
             last: now,
+            is_paused: false,
         }
     }
 
@@ -56,6 +58,9 @@ impl FlightRecorder {
             self.last = self.last.max(time);
         }
         self.devices.extend(device_of(&event));
+        if let Event::Capture(change) = &event {
+            self.is_paused = change.level == CaptureLevel::Paused;
+        }
         self.window.push_back(event);
         let window = u64::try_from(WINDOW.as_nanos()).unwrap_or(u64::MAX);
         let start = TimeNs(self.last.0.saturating_sub(window));
@@ -73,6 +78,11 @@ impl FlightRecorder {
     /// True if a device of CUDA was seen.
     pub(super) fn has_devices(&self) -> bool {
         !self.devices.is_empty()
+    }
+
+    /// True while the probes are off, so that the live blocks are out of date.
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused
     }
 
     /// Copies the present state, as of the last event.

@@ -26,11 +26,13 @@ use super::waiting::{remove_probes, show_while};
 use super::{CommandUser, Interrupts, messages};
 use crate::event::bytes::human;
 use crate::event::{Bytes, Tgid, TimeShare};
+use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch as Scope};
 use crate::probe::watched::Watched;
 use crate::process::process_scan::{HostScan, ScanResult};
+use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::ProcessOrigin;
 use crate::session::process_monitor::ProcessMonitor;
@@ -123,6 +125,7 @@ impl FlightWatch {
             monitor,
             processes: WatchedProcesses::new(folder, options),
             root,
+            refusal: None,
         };
         watching.find(found)?;
         let outcome = watching.run(&mut signals).await;
@@ -196,6 +199,8 @@ struct Watching {
     monitor: ProcessMonitor,
     processes: WatchedProcesses,
     root: Option<Tgid>,
+    /// Reason why the process that was asked for cannot be probed. Its children may be.
+    refusal: Option<AttachError>,
 }
 
 impl Watching {
@@ -215,6 +220,9 @@ impl Watching {
                 () = self.session.wait() => {}
             }
             self.drain()?;
+            if let Some(refusal) = self.refusal.take_if(|_| self.session.len() == 1) {
+                return Err(refusal.into());
+            }
             has_ended |= self.root.is_some_and(|root| !self.session.is_watched(root));
             if has_ended && !self.processes.has_pending() {
                 return Ok(true);
@@ -239,8 +247,16 @@ impl Watching {
                 Ok(())
             })?;
             for event in events.drain(..) {
-                self.processes.handle(event);
+                match event.item {
+                    HostItem::Refused(error) if Some(event.tgid) == self.root => {
+                        self.refusal = Some(error);
+                    }
+                    _ => self.processes.handle(event),
+                }
             }
+        }
+        if self.processes.needs_blocks() {
+            self.session.end_pause();
         }
         self.processes.finish_dumps(&self.session);
         Ok(())

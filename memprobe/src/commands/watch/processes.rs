@@ -131,7 +131,7 @@ impl WatchedProcesses {
             HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => self.on_failure(tgid),
             HostItem::Event(event) => self.record(tgid, event),
             HostItem::Ended => self.end(tgid),
-            HostItem::Notice(text) => log::debug!("process {}: {text}", tgid.0),
+            HostItem::Notice(text) => messages::print(&format!("PID {}: {text}", tgid.0)),
             HostItem::SnapshotPoint(_)
             | HostItem::Waiting(_)
             | HostItem::Placing(_)
@@ -196,16 +196,21 @@ impl WatchedProcesses {
         if let Some(pending) = &mut process.pending {
             pending.follow(&event);
         }
-        let is_failure =
-            matches!(&event, Event::Memory(event) if event.action == Action::OutOfMemory);
-        process.flight.record(event);
-        let is_awaited = |pending: &PendingDump| {
-            pending.reason == DumpReason::OutOfMemory && !pending.is_frozen()
-        };
-        if is_failure && process.pending.as_ref().is_some_and(is_awaited) {
-            process.freeze();
-            self.write(tgid);
+        if let (Event::Memory(failure), Some(pending)) = (&event, &mut process.pending)
+            && failure.action == Action::OutOfMemory
+            && pending.reason == DumpReason::OutOfMemory
+            && !pending.is_frozen()
+        {
+            pending.fail(failure);
+            // Later events free what the failed call held. After a pause they are waited for.
+            if !process.flight.is_paused() {
+                process.flight.record(event);
+                process.freeze();
+                self.write(tgid);
+                return;
+            }
         }
+        process.flight.record(event);
     }
 
     /// Writes the dump in progress with what is known by now.
@@ -280,20 +285,34 @@ impl WatchedProcesses {
         }
     }
 
-    /// Completes the dumps whose evidence has arrived.
+    /// True if a request has failed whose dump needs the present blocks.
+    pub(super) fn needs_blocks(&self) -> bool {
+        let mut pending = self
+            .processes
+            .values()
+            .filter_map(|process| process.pending.as_ref());
+        pending.any(|pending| !pending.is_frozen())
+    }
+
+    /// Fixes the contents of dumps, and completes those whose evidence has arrived.
     pub(super) fn finish_dumps(&mut self, session: &HostSession) {
-        let mut whole = Vec::new();
+        let (mut frozen, mut whole) = (Vec::new(), Vec::new());
         for (tgid, process) in &mut self.processes {
             let Some(pending) = &mut process.pending else {
                 continue;
             };
             session.add_call_paths(*tgid, &mut pending.calls);
-            let is_overdue = pending.is_overdue();
-            if pending.is_whole(process.has_ended || session.is_settled(*tgid)) {
+            if pending.can_freeze() && !pending.waits_for_blocks(session.is_catching_up()) {
+                frozen.push(*tgid);
+            } else if pending.is_whole(process.has_ended || session.is_settled(*tgid)) {
                 whole.push(*tgid);
-            } else if is_overdue {
+            }
+        }
+        for tgid in frozen {
+            if let Some(process) = self.processes.get_mut(&tgid) {
                 process.freeze();
             }
+            self.write(tgid);
         }
         for tgid in whole {
             self.write_last(tgid);

@@ -113,8 +113,8 @@ pub(super) fn cause(evidence: &OomEvidence<'_>) -> OomCause {
     let gpu_free = evidence
         .gpu
         .map(|gpu| gpu.total.0.saturating_sub(gpu.used.0));
-    // More than the request was not free, or it would have been served.
-    let free = gpu_free.unwrap_or(0).min(request.saturating_sub(1));
+    // Were the request's bytes free, it would have been served: the process has a limit, or they were freed since.
+    let free = gpu_free.filter(|free| *free < request).unwrap_or(0);
     let suffices = |bytes: u64| bytes > 0 && bytes.saturating_add(free) >= request;
     let cached = match evidence.free_lists {
         Some(lists) => lists.iter().map(|list| list.free.0).sum(),
@@ -179,7 +179,7 @@ pub(super) fn sentences(device: &DeviceExplanation, failed: &FailedRequest) -> V
             human(failed.growing)
         )),
         OomCause::Fragmentation => sentences.push(fragmentation(failed, &cached)),
-        OomCause::CachedElsewhere => sentences.push(cached_elsewhere(failed)),
+        OomCause::CachedElsewhere => sentences.push(cached_in_another_pool(failed)),
         OomCause::AnotherProcess => sentences.extend(another_process(failed)),
         OomCause::Unknown => sentences.push(format!(
             "The cause is unknown: {cached} is cached, nothing is seen to grow, and the memory of other processes is not \
@@ -205,7 +205,7 @@ fn fragmentation(failed: &FailedRequest, cached: &str) -> String {
     }
 }
 
-fn cached_elsewhere(failed: &FailedRequest) -> String {
+fn cached_in_another_pool(failed: &FailedRequest) -> String {
     let lists = failed.free_lists.iter().flatten();
     let Some(list) = lists.max_by_key(|list| list.largest) else {
         return String::new();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_that_is_large_enough_and_was_not_used_is_cached_elsewhere() {
+    fn a_hole_that_is_large_enough_and_was_not_used_is_in_another_pool() {
         assert_eq!(
             judged(&[list(10, 10), list(150, 100)], Some(0), 0, gpu(1000, 1000)),
             OomCause::CachedElsewhere

@@ -147,7 +147,7 @@ impl DeviceExplanation {
     }
 }
 
-/// Key of the cause, and the verdict in sentences. The cause is that of the failed request, if one failed.
+/// Returns the key of the cause, and the verdict in sentences. A failed request has its own causes.
 pub fn verdict_of(explanation: &Explanation) -> (&'static str, String) {
     let failed = explanation
         .devices

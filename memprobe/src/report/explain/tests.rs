@@ -8,14 +8,16 @@ use super::*;
 use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
 use crate::attribution::growth::GrowthLedger;
 use crate::event::tensors::TensorDevice;
-use crate::event::{Address, DeviceIdentity, Event, Gpu, IdentitySource, Tgid, TimeNs};
+use crate::event::{
+    Action, Address, DeviceIdentity, Event, Gpu, IdentitySource, MemoryEvent, Tgid, TimeNs,
+};
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, HostHealth, HostSnapshot,
     ProcessFacts, ProcessRow, ProcessState, Trend,
 };
 use crate::ledger::snapshot::{Grouping, GrowthRate};
-use crate::recording::Reader;
-use crate::recording::samples::recording;
+use crate::recording::samples::{self, recording};
+use crate::recording::{DumpFacts, DumpReason, DumpedGpu, DumpedProcess, Header, Reader};
 use crate::report::replay;
 use crate::tensors::explain;
 use crate::tensors::samples::{Building, line, plain, training};
@@ -330,4 +332,76 @@ fn the_page_of_many_processes_is_no_longer_than_40_lines() {
     let document = written_machine(&snapshot, DocumentFormat::Json);
     let document: Value = serde_json::from_str(&document).unwrap();
     assert_eq!(document["processes"].as_array().unwrap().len(), 103);
+}
+
+/// A recording that ends with a request of 40 GiB, as a dump with the driver's numbers.
+fn dumped(facts: impl FnOnce(TimeNs) -> Option<DumpFacts>) -> Explanation {
+    let mut events = learning_for(40, |_| true).events;
+    let last = events.iter().rev().find_map(|event| match event {
+        Event::Memory(memory) => Some(*memory),
+        _ => None,
+    });
+    let last = last.expect("a memory event");
+    let time = TimeNs(last.time.0 + 1);
+    events.push(Event::Memory(MemoryEvent {
+        time,
+        action: Action::OutOfMemory,
+        addr: Address(0),
+        size: Bytes(40 * GIB),
+        ..last
+    }));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let header = Header {
+        dump: facts(time).map(Box::new),
+        ..samples::header()
+    };
+    std::fs::write(file.path(), samples::recording_of(&header, &events)).unwrap();
+    explain_recording(Reader::open(file.path()).unwrap(), "dump.mprb").unwrap()
+}
+
+fn facts(time: TimeNs) -> DumpFacts {
+    let gpu = DumpedGpu {
+        device: DEVICE,
+        asked: time,
+        total: 16 * GIB,
+        used: 10 * GIB,
+        own: Some(GIB),
+        others: vec![DumpedProcess {
+            pid: 7,
+            command: "python serve.py".to_owned(),
+            bytes: Some(9 * GIB),
+        }],
+        others_unknown: None,
+    };
+    DumpFacts {
+        reason: DumpReason::OutOfMemory,
+        time,
+        counted_ooms: 3,
+        gpus: vec![gpu],
+        gpus_unknown: None,
+        objects: None,
+        objects_unread: Some("it ended".to_owned()),
+        blocks_left_out: 0,
+    }
+}
+
+#[test]
+fn the_page_of_a_dump_names_the_cause_of_the_failed_request() {
+    let dumped = dumped(|time| Some(facts(time)));
+    assert_eq!(verdict_of(&dumped).0, "too_large");
+    insta::assert_snapshot!(written(&dumped, DocumentFormat::Text));
+    let document: Value = serde_json::from_str(&written(&dumped, DocumentFormat::Json)).unwrap();
+    let failed = &document["devices"][0]["failed_request"];
+    assert_eq!(failed["cause"], "too_large");
+    assert_eq!(failed["bytes"], 40 * GIB);
+    assert_eq!(failed["other_processes"][0]["pid"], 7);
+}
+
+#[test]
+fn a_recording_without_the_drivers_numbers_says_that_the_cause_is_unknown() {
+    let recorded = dumped(|_| None);
+    let (cause, text) = verdict_of(&recorded);
+    assert_eq!(cause, "unknown");
+    assert!(text.starts_with("Out of memory: "), "{text}");
+    assert!(text.contains("The cause is unknown"), "{text}");
 }

@@ -198,7 +198,7 @@ fn time_until_full(device: &DeviceExplanation, rate: f64, step: StepUnit) -> Opt
     let StepUnit::Window(_) = step else {
         return None;
     };
-    device.gpu?;
+    device.gpu.filter(|_| device.failed.is_none())?;
     let free = device
         .part(PartId::Free)
         .0

@@ -1,0 +1,344 @@
+//! `memprobe watch`: an out-of-memory error leaves a dump that names its cause.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::process::{Background, wait_until};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// Programs on a simulated driver, and a directory for dumps.
+struct Stage {
+    environment: TestEnvironment,
+    folder: TempDir,
+}
+
+impl Stage {
+    fn set(environment: Option<TestEnvironment>) -> Option<Self> {
+        Some(Self {
+            environment: environment?,
+            folder: tempfile::tempdir().expect("a folder"),
+        })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Settings of the simulated driver for memprobe and for processes that it counts.
+    fn on_driver(&self, command: &mut Command, memory: &str) {
+        let shared = self.path("shared");
+        std::fs::create_dir_all(&shared).expect("a folder");
+        command
+            .env("CUDASIM_SHARED", shared)
+            .env("CUDASIM_DEVICES", "1")
+            .env("CUDASIM_MEMORY", memory);
+    }
+
+    /// Starts `watch` on a driver whose GPU has 1500 MiB.
+    fn watch(&self, arguments: &[&str]) -> Background {
+        let mut command = self.environment.memprobe();
+        self.environment.pytorch().settle(&mut command);
+        self.on_driver(&mut command, "1500m");
+        if let Some(folder) = self.environment.pytorch().simulated_libraries() {
+            command.env("LD_LIBRARY_PATH", folder);
+        }
+        // Several programs at once stretch the pause of a reading.
+        command
+            .args(["watch", "--max-pause", "10s", "--dir"])
+            .arg(self.path("dumps"))
+            .args(arguments);
+        let mut watch = Background::start(&mut command);
+        watch.wait_for("memprobe: watching ");
+        watch
+    }
+
+    /// Words that start a program with 512 MiB, on a driver that memprobe counts or on one of its own.
+    fn program(&self, driver: Driver, arguments: &[&str]) -> String {
+        let shared = match driver {
+            Driver::Counted => self.path("shared").display().to_string(),
+            Driver::Own => String::new(),
+        };
+        let python = self.environment.pytorch().python().display().to_string();
+        let words = arguments.join(" ");
+        format!("env CUDASIM_SHARED={shared} CUDASIM_MEMORY=512m {python} {words}")
+    }
+
+    fn hold(&self, mib: &str) -> Background {
+        let mut command = self.environment.pytorch().command();
+        self.on_driver(&mut command, "1500m");
+        let mut holder = Background::start(command.args(["hold.py", "--mib", mib]));
+        holder.wait_for("READY");
+        holder
+    }
+
+    /// Writes a program for `--on-oom` that appends what it gets to a file.
+    fn hook(&self) -> (PathBuf, PathBuf) {
+        let (program, log) = (self.path("hook.sh"), self.path("hook.log"));
+        let line = "echo \"$MEMPROBE_CAUSE $MEMPROBE_PID $1 $MEMPROBE_DUMP\"";
+        let text = format!("#!/bin/sh\n{line} >> {}\n", log.display());
+        std::fs::write(&program, text).expect("the program is written");
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).expect("it can be run");
+        (program, log)
+    }
+
+    fn dumps(&self, prefix: &str) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.path("dumps")) else {
+            return Vec::new();
+        };
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        let is_dump = |path: &PathBuf| {
+            let name = path.file_name().expect("a name").to_string_lossy();
+            name.starts_with(prefix) && name.ends_with(".mprb")
+        };
+        paths.filter(is_dump).collect()
+    }
+
+    fn explained(&self, dump: &Path) -> Value {
+        let dump = dump.display().to_string();
+        let output = self
+            .environment
+            .run(&["explain", &dump, "--format", "json"])
+            .succeeded();
+        serde_json::from_str(&output.stdout).expect("it is JSON")
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Driver {
+    Counted,
+    Own,
+}
+
+/// The failed request of the device that the page begins with.
+fn failed(document: &Value) -> &Value {
+    &document["devices"][0]["failed_request"]
+}
+
+#[test]
+fn each_cause_is_named_wherever_the_request_comes_from() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let holder = stage.hold("900");
+    let (hook, log) = stage.hook();
+    let program = |driver, words: &[&str]| stage.program(driver, words);
+    let own = |cause, words: &[&str]| {
+        program(
+            Driver::Own,
+            &[&["out_of_memory.py", "--cause", cause], words].concat(),
+        )
+    };
+    let programs = [
+        own("too_large", &[]),
+        own("growth", &["--by", "thread", "--catch", "1"]),
+        own("fragmentation", &["--by", "worker"]),
+        own("cached_elsewhere", &["--by", "child", "--catch", "2"]),
+        program(
+            Driver::Counted,
+            &[
+                "-m torch.distributed.run --nproc-per-node 1 out_of_memory.py",
+                "--cause another_process",
+            ],
+        ),
+    ];
+    let script = format!("{} & wait", programs.join(" & "));
+    let hook = hook.display().to_string();
+    let options = [
+        "--max-overhead",
+        "off",
+        "--on-oom",
+        &hook,
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let watched = stage.watch(&options).finish();
+    let printed = format!("{}{}", watched.stdout, watched.stderr);
+    let dumps = stage.dumps("memprobe-oom-");
+    let documents: Vec<Value> = dumps.iter().map(|dump| stage.explained(dump)).collect();
+    let mut causes = BTreeMap::new();
+    for document in &documents {
+        assert_eq!(document["verdict"]["id"], "out_of_memory", "{document}");
+        let failed = failed(document);
+        let words = document["command"].as_str().expect("a command").to_owned();
+        let cause = failed["cause"].as_str().expect("a cause");
+        causes.insert(cause.to_owned(), (words, failed.clone(), document));
+    }
+    let expected = [
+        "another_process",
+        "cached_elsewhere",
+        "fragmentation",
+        "growth",
+        "too_large",
+    ];
+    let found: Vec<&String> = causes.keys().collect();
+    assert_eq!(found, expected, "{causes:#?}\n{printed}");
+    assert_eq!(dumps.len(), expected.len(), "{printed}");
+    for (cause, (command, failed, document)) in &causes {
+        // A worker of a data loader has other words.
+        let is_worker = cause == "fragmentation";
+        assert!(
+            is_worker || command.contains(cause.as_str()),
+            "{cause}: {command}"
+        );
+        let line = failed["line"].as_str().expect("a line");
+        assert!(
+            line.starts_with("out_of_memory.py:") && line.ends_with(" hold"),
+            "{failed}"
+        );
+        let allocated = document["devices"][0]["allocated"].as_u64();
+        let owners = document["devices"][0]["owners"].as_array().expect("owners");
+        let sum: u64 = owners
+            .iter()
+            .filter_map(|owner| owner["bytes"].as_u64())
+            .sum();
+        assert_eq!(
+            Some(sum),
+            allocated,
+            "every live byte has its line: {document}"
+        );
+    }
+    let request = |cause: &str| causes[cause].1["bytes"].as_u64().expect("bytes") / MIB;
+    assert_eq!(request("too_large"), 4096);
+    assert_eq!(request("fragmentation"), 60);
+    let hole = |cause: &str| causes[cause].1["largest_hole"].as_u64().expect("bytes") / MIB;
+    assert!(hole("fragmentation") < 60, "{causes:#?}");
+    assert!(hole("cached_elsewhere") >= 300, "{causes:#?}");
+    let others = causes["another_process"].1["other_processes"][0]["pid"].as_u64();
+    assert_eq!(others, Some(holder.pid().into()), "{causes:#?}");
+    let growing = causes["growth"].1["growing_bytes"].as_u64().expect("bytes");
+    assert!(growing > 200 * MIB, "{causes:#?}");
+    // The program of --on-oom got each dump once, with its cause.
+    let log = std::fs::read_to_string(log).expect("it ran");
+    let mut logged: Vec<&str> = log
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    logged.sort_unstable();
+    assert_eq!(logged, expected, "{log}");
+    for line in log.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        assert!(
+            words[2] == words[3] && Path::new(words[2]).exists(),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_caught_error_has_its_dump_while_the_process_runs_on_and_others_are_counted() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let end = stage.path("end");
+    let words = [
+        "out_of_memory.py",
+        "--cause",
+        "too_large",
+        "--catch",
+        "1000",
+        "--until",
+    ];
+    let end_words = end.display().to_string();
+    let program = stage.program(Driver::Own, &[&words[..], &[&*end_words]].concat());
+    let mut watch = stage.watch(&["--max-overhead", "off", "--", "sh", "-c", &program]);
+    watch.wait_for("CAUGHT 1000");
+    let dump = wait_until("a dump", || stage.dumps("memprobe-oom-").pop());
+    watch.wait_for("memprobe: saved ");
+    std::fs::write(&end, "").expect("the file is written");
+    let watched = watch.finish().succeeded();
+    assert!(
+        watched.stderr.contains("999 more out-of-memory errors"),
+        "{}",
+        watched.stderr
+    );
+    assert_eq!(stage.dumps("memprobe-oom-").len(), 1);
+    let document = stage.explained(&dump);
+    assert_eq!(failed(&document)["cause"], "too_large", "{document}");
+    // It could be read while the process went on.
+    let notes = document["notes"].to_string();
+    assert!(!notes.contains("keeps memory alive"), "{notes}");
+    for words in [
+        &["report"][..],
+        &["report", "--by", "segment", "--at", "oom"],
+    ] {
+        let dump = dump.display().to_string();
+        let report = stage
+            .environment
+            .run(&[words, &[&*dump]].concat())
+            .succeeded();
+        assert!(report.stdout.contains("cuda:0"), "{}", report.stdout);
+    }
+}
+
+#[test]
+fn dumps_without_a_cooldown_stay_within_the_limit_of_the_directory() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let words = [
+        "out_of_memory.py",
+        "--cause",
+        "too_large",
+        "--catch",
+        "40",
+        "--pause",
+        "0.1",
+    ];
+    let program = stage.program(Driver::Own, &words);
+    let limit = 8 << 10;
+    let options = [
+        "--cooldown",
+        "0s",
+        "--max-size",
+        "8KiB",
+        "--no-names",
+        "--",
+        "sh",
+        "-c",
+    ];
+    let watched = stage.watch(&[&options[..], &[&*program]].concat()).finish();
+    let printed = watched.succeeded().stderr;
+    let saved = printed.matches("memprobe: saved ").count();
+    let dumps = stage.dumps("memprobe-");
+    let sizes = dumps
+        .iter()
+        .map(|dump| std::fs::metadata(dump).expect("a file").len());
+    let sum: u64 = sizes.sum();
+    assert!(sum <= limit, "{sum} bytes in {dumps:?}");
+    assert!(
+        saved > dumps.len() && !dumps.is_empty(),
+        "{saved} saved, {dumps:?} left"
+    );
+}
+
+#[test]
+fn a_dump_on_request_has_what_is_live() {
+    let Some(stage) = Stage::set(TestEnvironment::take_alone()) else {
+        return;
+    };
+    let refused = stage.environment.run(&["watch", "--dump"]);
+    let error = refused.one_clear_error();
+    assert!(error.contains("no `memprobe watch` runs"), "{error}");
+    let holder = stage.hold("96");
+    let mut watch = stage.watch(&["--pid", &holder.pid().to_string(), "--no-names"]);
+    let dump = wait_until("a dump", || {
+        stage.environment.run(&["watch", "--dump"]).succeeded();
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        stage.dumps("memprobe-dump-").pop()
+    });
+    watch.wait_for("memprobe: saved ");
+    let document = stage.explained(&dump);
+    let device = &document["devices"][0];
+    assert!(device["allocated"].as_u64() >= Some(96 * MIB), "{document}");
+    assert!(device["failed_request"].is_null(), "{document}");
+    assert_eq!(device["gpu_total"].as_u64(), Some(1500 * MIB), "{document}");
+}

@@ -1,0 +1,140 @@
+"""Runs out of GPU memory for one cause, in a process with `CUDASIM_MEMORY=512m`.
+
+Options: --cause too_large | growth | fragmentation | cached_elsewhere | another_process,
+--by main | thread | worker | child (which thread or process asks), --catch N (catches the error N times, then goes on; without it
+the program ends with the error), --until FILE (goes on until there is a file of that name).
+Prints `READY` before the request that fails, and `CAUGHT n` after each that was caught.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+
+MIB = 1 << 20
+
+
+def hold(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+
+def too_large(kept):
+    if not kept:
+        kept.append(hold(16))
+        settle()
+    return hold(4096)
+
+
+def growth(kept):
+    while True:
+        kept.append(hold(12))
+        temporary = hold(2)
+        del temporary
+        # The windows of a program without iterations are cut by time.
+        time.sleep(0.02)
+
+
+def fragmentation(kept):
+    """Every second block of 10 MiB is kept, in segments of 20 MiB."""
+    if not kept:
+        blocks = [hold(9) for _ in range(48)]
+        kept.extend(blocks[::2])
+        del blocks
+        settle()
+    return hold(60)
+
+
+def cached_elsewhere(kept):
+    """A hole that is large enough belongs to another stream."""
+    if not kept:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            large = hold(400)
+            del large
+            # Splits the segment, which can therefore not be returned.
+            kept.append(hold(20))
+        kept.append(side)
+        settle()
+    return hold(300)
+
+
+def another_process(kept):
+    if not kept:
+        kept.append(hold(64))
+        settle()
+    return hold(500)
+
+
+def settle():
+    """Gives memprobe the time to read the segments, at most once a second."""
+    for _ in range(15):
+        torch.empty(512, dtype=torch.uint8, device="cuda")
+        time.sleep(0.1)
+
+
+CAUSES = {cause.__name__: cause for cause in (too_large, growth, fragmentation, cached_elsewhere, another_process)}
+
+
+def run(options):
+    kept = []
+    print("READY", flush=True)
+    for caught in range(1, options.catch + 1):
+        try:
+            CAUSES[options.cause](kept)
+        except torch.cuda.OutOfMemoryError:
+            print(f"CAUGHT {caught}", flush=True)
+        time.sleep(options.pause)
+        if options.cause == "growth":
+            kept.clear()
+    if not options.catch:
+        CAUSES[options.cause](kept)
+
+
+class Failing(torch.utils.data.Dataset):
+    def __init__(self, options):
+        self.options = options
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        run(self.options)
+        return torch.zeros(1)
+
+
+def by_thread(options):
+    thread = threading.Thread(target=run, args=(options,))
+    thread.start()
+    thread.join()
+
+
+def by_worker(options):
+    loader = torch.utils.data.DataLoader(Failing(options), num_workers=1, multiprocessing_context="spawn")
+    list(loader)
+
+
+def by_child(options):
+    words = [word for word in sys.argv if word not in ("--by", "child")]
+    raise SystemExit(subprocess.run([sys.executable, *words]).returncode)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cause", choices=CAUSES, required=True)
+    parser.add_argument("--by", choices=("main", "thread", "worker", "child"), default="main")
+    parser.add_argument("--catch", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0, help="seconds after each error that is caught")
+    parser.add_argument("--until")
+    options = parser.parse_args()
+    {"main": run, "thread": by_thread, "worker": by_worker, "child": by_child}[options.by](options)
+    while options.until and not os.path.exists(options.until):
+        time.sleep(0.05)
+    time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

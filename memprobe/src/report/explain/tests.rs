@@ -277,6 +277,7 @@ fn machine() -> HostSnapshot {
         }),
         mig_devices: None,
         processes: Ok(()),
+        others: None,
     };
     HostSnapshot {
         started: TimeNs(0),

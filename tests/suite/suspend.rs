@@ -8,7 +8,7 @@ use std::time::Duration;
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, Finished, is_soon, wait_until};
-use memprobe_tests::pytorch::succeed;
+use memprobe_tests::pytorch::{PyTorch, succeed};
 use memprobe_tests::terminal::Terminal;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -442,7 +442,7 @@ fn the_memory_must_be_free_again_before_a_restore() {
     let mut other = Background::start(&mut command);
     other.wait_for("step 1");
     std::fs::write(&gate, "go\n").expect("the command reads");
-    memprobe.wait_for("waiting for room on the GPU");
+    memprobe.wait_for("waiting for free memory on the GPU");
     assert_waits(&process);
     // Without memprobe's patience the driver refuses.
     let mut command = stage.memprobe(&["resume", &pid]);
@@ -529,13 +529,12 @@ fn a_driver_that_cannot_do_it_is_named() {
 
 #[test]
 fn the_ledger_of_a_suspended_process_stays_and_says_so() {
+    if PyTorch::simulated().is_none() {
+        return;
+    }
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    if environment.pytorch().simulated_libraries().is_none() {
-        println!("skipped: the PyTorch of this run is on a real GPU, not on a simulated one");
-        return;
-    }
     let stage = Stage::on(environment);
     let mut command = stage.environment.pytorch().command();
     command

@@ -1,12 +1,15 @@
 //! NVML answers differently from driver to driver: `memprobe top` shows right numbers, or why there
 //! are none.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
+use memprobe_tests::terminal::Terminal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -240,6 +243,59 @@ fn clients_of_mps_count_once_and_the_server_has_a_row() {
     let document = stage.document(Library::Current, &settings);
     stage.assert_processes(&document);
     assert_eq!(row(&document, server.pid())["driver"], 30 * MIB);
+}
+
+#[test]
+fn the_memory_of_a_zombie_and_of_nobody_is_shown() {
+    let Some(stage) = Stage::set() else { return };
+    let program = stage.cuda.file("hold-Dynamic");
+    let mut parent = Command::new("sh");
+    parent
+        .args(["-c", "$0 48 & echo zombie $!; exec sleep 600"])
+        .arg(&program)
+        .env("CUDASIM_SHARED", stage.shared.path());
+    let mut parent = Background::start(&mut parent);
+    parent.wait_for("ready");
+    let line = parent.wait_for("zombie ");
+    let pid: u32 = line[7..].parse().expect("a PID");
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    kill_process(number.expect("a PID"), Signal::KILL).expect("it runs");
+    let document = stage.document(Library::Current, &[]);
+    let row = row(&document, pid);
+    assert_eq!(row["driver"], 48 * MIB, "{row}");
+    assert_eq!(row["command"], "[hold-Dynamic] <defunct>", "{row}");
+    let reason = row["reason"].as_str().expect("a reason");
+    assert!(reason.contains(&format!("PID {}", parent.pid())), "{row}");
+    assert_eq!(document["gpus"][0]["others"], 0, "{document}");
+    // The driver counts 256 MiB that it lists no process for.
+    let hidden = [("CUDASIM_UNLISTED", "256")];
+    let document = stage.document(Library::Current, &hidden);
+    assert_eq!(document["gpus"][0]["others"], 256 * MIB, "{document}");
+    let text = stage.printed(Library::Current, &hidden, &[]);
+    assert!(text.contains("256 MiB of no listed process"), "{text}");
+}
+
+#[test]
+fn the_actor_or_task_of_a_ray_worker_is_its_command() {
+    let Some(stage) = Stage::set() else { return };
+    let program = stage.cuda.program("steps", Cudart::Dynamic, &[]);
+    let gate = stage.cuda.file("gate");
+    let mut worker = Command::new(program);
+    worker
+        .arg0("ray::IDLE")
+        .args(["16", "ray::Trainer.step"])
+        .arg(&gate)
+        .env("CUDASIM_SHARED", stage.shared.path());
+    let mut worker = Background::start(&mut worker);
+    worker.wait_for("step 1");
+    let mut top = stage.environment.memprobe();
+    top.arg("top")
+        .env("CUDASIM_SHARED", stage.shared.path())
+        .env("LD_LIBRARY_PATH", folder(&stage.cuda, Library::Current));
+    let top = Terminal::start(&mut top);
+    top.wait_for("ray::IDLE");
+    std::fs::write(&gate, "").expect("written");
+    top.wait_for("ray::Trainer.step");
 }
 
 /// UUID of a simulated GPU.

@@ -11,8 +11,10 @@ use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Sources, Turn};
 use super::waiting::remove_probes;
 use super::{BaselineReading, Interrupts};
-use crate::event::{Event, Tgid, TimeShare};
+use crate::cuda::nvml::Sample;
+use crate::event::{Bytes, Event, Tgid, TimeShare};
 use crate::ledger::snapshot::{Snapshot, TargetState};
+use crate::ledger::suspension::{DriverListing, SuspensionTracker};
 use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
@@ -22,6 +24,7 @@ use crate::report::{ReportOptions, limit_warning, session_summary};
 use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
+use crate::session::process_monitor::{ProcessMonitor, has_pids_of_the_driver};
 use crate::tui::{self, Command, ThemeChoice};
 
 const REFRESH: Duration = Duration::from_millis(200);
@@ -84,8 +87,10 @@ impl LiveView {
         super::end_start()?;
         screen.wait_for(&placing(0));
         let mut seen = Seen::Nothing;
+        let (mut monitor, _) = ProcessMonitor::begin(None)?;
         loop {
             tokio::select! {
+                looked = monitor.next(), if seen != Seen::End => screen.note_driver(&looked.driver),
                 left = screen.turn() => if let Some(status) = left { return Ok(status) },
                 () = session.wait(), if seen != Seen::End => {}
             }
@@ -117,8 +122,8 @@ impl LiveView {
                         seen = Seen::Probes;
                     }
                     HostItem::Identified(target) => model.target = target,
-                    HostItem::Stopped(reason) => model.health.stopped = Some(reason),
-                    HostItem::Continued => model.health.stopped = None,
+                    HostItem::Stopped(reason) => screen.run_stop = Some(reason),
+                    HostItem::Continued => screen.run_stop = None,
                     HostItem::Refused(error) => return Err(error.into()),
                     HostItem::Ended if seen == Seen::Nothing => bail!(
                         "process {} ended before it used PyTorch's allocators",
@@ -161,6 +166,10 @@ enum Seen {
 
 struct Screen {
     model: Ledger,
+    tgid: Tgid,
+    /// Reason why a signal or a debugger has stopped the process.
+    run_stop: Option<String>,
+    suspension: SuspensionTracker,
     opened: ProcessView,
     thread: ScreenThread<Command>,
 }
@@ -180,6 +189,9 @@ impl Screen {
         });
         Self {
             model,
+            tgid,
+            run_stop: None,
+            suspension: SuspensionTracker::default(),
             opened,
             thread,
         }
@@ -225,8 +237,29 @@ impl Screen {
         self.opened.show(snapshot, &self.model);
     }
 
+    /// Notes that the process is in the driver's lists, or no more.
+    fn note_driver(&mut self, driver: &Result<Sample, String>) {
+        let listing = match driver {
+            _ if !has_pids_of_the_driver() => DriverListing::Unknown,
+            Ok(sample) if sample.held.contains_key(&self.tgid) => DriverListing::Listed,
+            Ok(sample) if sample.devices.iter().all(|device| device.processes.is_ok()) => {
+                DriverListing::Absent
+            }
+            _ => DriverListing::Unknown,
+        };
+        self.suspension.update(listing, self.reserved());
+    }
+
+    fn reserved(&self) -> Option<Bytes> {
+        self.model.totals().map(|totals| totals.reserved)
+    }
+
     fn snapshot(&mut self) -> Snapshot {
         let now = crate::session::now();
+        let stop = self.run_stop.clone();
+        let suspension = || self.suspension.reason(self.tgid, self.reserved());
+        let has_ended = self.model.health.state == TargetState::Exited;
+        self.model.health.stopped = stop.or_else(suspension).filter(|_| !has_ended);
         self.model.tick(now);
         let mut snapshot = self.model.snapshot(now, self.opened.grouping);
         let limit = limit_warning("the process", &self.model.refused());

@@ -9,8 +9,8 @@ use hashbrown::HashMap;
 use super::BaselineReading;
 use super::process_view::ViewCache;
 use super::saving::SavedFiles;
-use crate::cuda::nvml::Sample;
-use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs, TimeShare};
+use crate::cuda::nvml::{DeviceMemory, Sample};
+use crate::event::{Bytes, CaptureOptions, Event, Rank, Target, Tgid, TimeNs, TimeShare};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
@@ -21,6 +21,7 @@ use crate::probe::catalog::{Allocators, DriverCalls};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::process::process_scan::{HostScan, ScanResult};
+use crate::process::run_state::RunState;
 use crate::process::status::Status;
 use crate::process::{facts, process_scan, user};
 use crate::recording::EndReason;
@@ -63,6 +64,8 @@ pub(super) struct Watching {
     others: HashMap<Tgid, Other>,
     /// Names of users by number: a directory service may be slow.
     users: HashMap<u32, String>,
+    /// Processes that have ended and have a row for the memory that they still hold.
+    zombies: Vec<Tgid>,
     /// True if something changed since the last update of the screen.
     pub(super) news: bool,
     looks: u64,
@@ -108,6 +111,7 @@ impl Watching {
             opened: ViewCache::new(probes.reading),
             others: HashMap::new(),
             users: HashMap::new(),
+            zombies: Vec::new(),
             news: true,
             looks: 0,
         };
@@ -174,12 +178,74 @@ impl Watching {
         };
         if self.scope == Scope::Host {
             for tgid in held.keys() {
-                self.watch(*tgid)?;
-                self.show(*tgid);
+                if let RunState::Zombie(parent) = RunState::of(*tgid) {
+                    self.show_zombie(*tgid, parent);
+                } else {
+                    self.watch(*tgid)?;
+                    self.show(*tgid);
+                }
             }
+            self.end_zombies(&held);
         }
+        held.keys().for_each(|tgid| self.follow_title(*tgid));
         self.host.set_driver(devices, &held);
         Ok(())
+    }
+
+    /// Gives a row to a process that has ended and still has memory by the driver's lists.
+    fn show_zombie(&mut self, tgid: Tgid, parent: Tgid) {
+        // While its own end is shown, or as a zombie.
+        if self.zombies.contains(&tgid) || self.host.is_live(tgid) {
+            return;
+        }
+        let facts = self.facts(tgid, None);
+        let target = Target {
+            command: format!("[{}] <defunct>", facts::name(tgid)),
+            ..identified(tgid)
+        };
+        if self.host.start(target, facts, crate::session::now()) {
+            self.zombies.push(tgid);
+            let reason = format!(
+                "it has ended, and its parent, PID {}, has not collected it; the driver still counts its memory: end the \
+                 parent",
+                parent.0
+            );
+            self.host.refuse(tgid, &reason);
+        }
+    }
+
+    /// Ends the rows of zombies that have left the driver's lists.
+    fn end_zombies(&mut self, held: &BTreeMap<Tgid, Vec<DriverUse>>) {
+        let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut self.zombies)
+            .into_iter()
+            .partition(|tgid| held.contains_key(tgid));
+        self.zombies = kept;
+        for tgid in gone {
+            self.host.end(tgid, crate::session::now());
+        }
+    }
+
+    /// Reads the title of a Ray worker again: it names the actor or task that the worker runs by now
+    /// (`python/ray/_raylet.pyx`@ray-2.52).
+    fn follow_title(&mut self, tgid: Tgid) {
+        let Some(target) = self.host.ledger(tgid).map(|ledger| &ledger.target) else {
+            return;
+        };
+        let is_worker = target.command.starts_with("ray::")
+            || target
+                .command
+                .contains("/ray/_private/workers/default_worker.py");
+        if !is_worker {
+            return;
+        }
+        let command = facts::command_line(tgid);
+        if !command.is_empty() && command != target.command {
+            let target = Target {
+                command,
+                ..target.clone()
+            };
+            self.host.identify(tgid, target);
+        }
     }
 
     /// Watches processes that use CUDA, and one process for each dynamic loader, which reports others.
@@ -470,7 +536,12 @@ fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
     // other processes: older drivers give the host's, newer ones translate them (`os_find_ns_pid`,
     // open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated ones (HAMi-core issue 112).
     let same = has_pids_of_the_driver();
-    let device = |device: crate::cuda::nvml::DeviceMemory| DriverDevice {
+    let others: BTreeMap<u32, Bytes> = sample
+        .devices
+        .iter()
+        .filter_map(|device| Some((device.index, others(&sample, device)?)))
+        .collect();
+    let device = |device: DeviceMemory| DriverDevice {
         index: device.index,
         name: device.name,
         uuid: device.hardware.uuid,
@@ -485,6 +556,7 @@ fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
         } else {
             Err(OTHER_PIDS.to_owned())
         },
+        others: others.get(&device.index).copied(),
     };
     let devices = sample.devices.into_iter().map(device).collect();
     let held = sample.held.into_iter().filter(|_| same);
@@ -493,14 +565,28 @@ fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
     (DriverSnapshot::Devices(devices), held.collect())
 }
 
+/// Returns the bytes in use on a device that no listed process has; `None` if one of the numbers is unknown.
+fn others(sample: &Sample, device: &DeviceMemory) -> Option<Bytes> {
+    let used = device.memory.as_ref().ok()?.used;
+    device.processes.as_ref().ok()?;
+    let mut uses = sample.held.values().flatten();
+    let held = uses.try_fold(0_u64, |sum, (index, bytes)| {
+        if *index == device.index {
+            sum.checked_add((*bytes)?.0)
+        } else {
+            Some(sum)
+        }
+    })?;
+    Some(Bytes(used.0.saturating_sub(held)))
+}
+
 /// Time limit of `top --once`.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
-    use crate::event::Bytes;
+    use crate::cuda::nvml::{Hardware, Usage};
 
     #[test]
     fn a_reason_does_not_name_the_process_again_and_has_one_line() {

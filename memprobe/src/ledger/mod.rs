@@ -26,6 +26,7 @@ mod rate;
 mod restate;
 pub mod snapshot;
 mod summary;
+pub mod suspension;
 pub(crate) mod timeline;
 
 #[cfg(test)]

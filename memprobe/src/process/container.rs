@@ -302,6 +302,14 @@ fn container_of(part: &str, above: &[&str]) -> Option<(Engine, String)> {
             (below && is_number(job)).then(|| (Engine::Slurm, job.to_owned()))
         })
         .or_else(|| {
+            // A step as `sacct` writes it: `4711.0`, `4711.batch`.
+            let step = part.strip_prefix("step_")?;
+            let job = parent.strip_prefix("job_")?;
+            let below = above.iter().any(|group| group.starts_with("slurm"));
+            let is_step = is_number(step) || ["batch", "extern", "interactive"].contains(&step);
+            (below && is_number(job) && is_step).then(|| (Engine::Slurm, format!("{job}.{step}")))
+        })
+        .or_else(|| {
             let ecs = above.contains(&"ecs");
             let fargate = part.split_once('-').is_some_and(|(task, number)| {
                 task.len() == 32 && is_hex(task) && is_number(number)

@@ -20,6 +20,12 @@ pub fn command_line(tgid: Tgid) -> String {
     words.trim_end().to_owned()
 }
 
+/// Returns the name that the kernel has for a process, which a zombie keeps; empty if it cannot be read.
+pub fn name(tgid: Tgid) -> String {
+    let name = read_own(tgid, "comm", MOST);
+    String::from_utf8_lossy(&name).trim_end().to_owned()
+}
+
 /// Returns the words of the command line; empty if it cannot be read.
 pub fn command_words(tgid: Tgid) -> Vec<String> {
     let bytes = read_own(tgid, "cmdline", MOST);

@@ -180,6 +180,8 @@ fn gpu(device: &DriverDevice) -> Cell<'_> {
         ("memory_unknown", memory.err().into()),
         // MIG devices that `used` and `total` are the sum of.
         ("mig_devices", device.mig_devices.into()),
+        // Bytes in use that no listed process has: other containers, processes that have ended, the driver itself.
+        ("others", device.others.into()),
         // Reason why the driver's list of processes is missing or has gaps.
         ("processes_unknown", device.processes.as_ref().err().into()),
     ])
@@ -313,6 +315,7 @@ mod tests {
             memory,
             mig_devices: None,
             processes,
+            others: None,
         };
         let memory = DriverMemory {
             used: Bytes(3 << 30),

@@ -9,7 +9,8 @@ use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{counted, percent};
 use super::table::{Cell, Column, SortOrder, Tone, columns};
 use super::text::clean;
-use crate::event::Rank;
+use crate::event::bytes::short;
+use crate::event::{Bytes, Rank};
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverSnapshot, DriverUse, Holder, HostSnapshot, ProcessRow,
     ProcessState, TREND_STEPS,
@@ -273,12 +274,17 @@ pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
     ))
 }
 
+/// Bytes of no listed process that are worth words. Every driver has a few MiB of its own on a GPU.
+const MIN_OTHERS: Bytes = Bytes(64 << 20);
+
 /// Reasons why something about a device is unknown, and what its memory is the sum of.
 pub fn device_gaps(device: &DriverDevice) -> Vec<String> {
     let mut gaps = Vec::new();
     if let Some(number) = device.mig_devices {
         gaps.push(format!("sum of {}", counted(number.into(), "MIG device")));
     }
+    let others = device.others.filter(|bytes| *bytes >= MIN_OTHERS);
+    gaps.extend(others.map(|bytes| format!("{} of no listed process", short(bytes))));
     match (&device.memory, &device.processes) {
         (Err(reason), Err(same)) if reason == same => {
             gaps.push(format!("memory and processes unknown: {}", clean(reason)));

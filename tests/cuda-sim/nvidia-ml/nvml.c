@@ -231,6 +231,7 @@ static int memory_of(nvml_device device, struct memory_v2 *out)
     size_t reserved = total / 64;
     for (int at = 0; at < count; at++)
         used += users[at].used;
+    used += (size_t)number_of("CUDASIM_UNLISTED", 0) << 20;
     size_t taken = used + reserved;
     *out = (struct memory_v2){ out->version, total, reserved, total > taken ? total - taken : 0, used };
     return NVML_OK;

@@ -239,7 +239,8 @@ impl Suspension {
         };
         // Whatever becomes of the command, the process is resumed before memprobe returns.
         let command = command::run(start, &mut interrupts).await;
-        self.wait_for_room(&mut interrupts, limits.call).await?;
+        self.wait_for_free_memory(&mut interrupts, limits.call)
+            .await?;
         let resumed = resume(&self.subject, &mut interrupts).await;
         match (command, resumed) {
             (Ok(status), Ok(())) => Ok(ExitCode::from(status)),
@@ -272,7 +273,11 @@ impl Suspension {
 
     /// Waits until each GPU has room for what the process had there. A restore that runs out of memory can be the last
     /// one: with driver 580 it never succeeded afterwards (cuda-checkpoint issue 44).
-    async fn wait_for_room(&self, interrupts: &mut Interrupts, limit: Duration) -> Result<()> {
+    async fn wait_for_free_memory(
+        &self,
+        interrupts: &mut Interrupts,
+        limit: Duration,
+    ) -> Result<()> {
         let Ok(devices) = &self.plan.devices else {
             return Ok(());
         };
@@ -280,7 +285,7 @@ impl Suspension {
         let until = Instant::now() + limit;
         let mut left = missing();
         if let Some(lack) = &left {
-            messages::print(&format!("waiting for room on the GPU: {lack}"));
+            messages::print(&format!("waiting for free memory on the GPU: {lack}"));
         }
         while left.is_some() && Instant::now() < until {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Words about a suspension before it begins: what the GPU gets back, what the host must hold, what the driver refuses.
+//! Evidence and words before a suspension: memory of the GPU and of the host, and refusals of the driver.
 
 use crate::cuda::nvml::Sample;
 use crate::event::bytes::human;
@@ -110,8 +110,7 @@ impl SuspensionPlan {
             "  its calls of CUDA wait until {until}; its other code runs on"
         ));
         lines.push(
-            "  the driver refuses managed memory, and memory shared with other processes before driver 610; \
-             MIG and vGPU were not tried"
+            "  the driver refuses managed memory, and shared memory (CUDA IPC) before 610; MIG and vGPU were not tried"
                 .to_owned(),
         );
         if self.has_nccl {

@@ -105,7 +105,7 @@ impl CheckpointLibrary {
     }
 
     fn of(library: &'static Library) -> Result<Self, LibraryError> {
-        // SAFETY: each type is that of cuda.h for the function of this name.
+        // SAFETY: cuda.h declares each function with this type.
         unsafe {
             let functions = || {
                 Ok::<_, LibraryError>(Self {
@@ -207,15 +207,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_told_from_a_damaged_one() {
-        let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
+    fn a_missing_library_and_a_damaged_one_are_different_errors() {
         let error = |text: &str| {
             // SAFETY: no library of this name exists, so nothing is run.
             let error = unsafe { Library::new(text) }.expect_err("there is no such library");
             not_loaded(&error)
         };
         assert_eq!(error("libmemprobe-nowhere.so.1"), LibraryError::Missing);
-        assert!(missing.contains("No such file"));
         let folder = tempfile::tempdir().expect("a folder");
         let damaged = folder.path().join("libcuda.so.1");
         std::fs::write(&damaged, "not a library").expect("written");

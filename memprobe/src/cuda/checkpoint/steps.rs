@@ -73,7 +73,7 @@ pub struct StepFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspended {
     Done,
-    /// It was suspended before.
+    /// Nothing was to be done: a suspended process.
     Already,
     /// The user stopped it, and the process runs on.
     Undone,
@@ -85,7 +85,7 @@ pub enum Suspended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
     Restored,
-    /// It was locked alone: its memory had never left the GPU.
+    /// The process was only locked: its memory had never left the GPU.
     Unlocked,
     WasRunning,
     /// The process is in a state from which it cannot be resumed.

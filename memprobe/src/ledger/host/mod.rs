@@ -16,6 +16,7 @@ use super::snapshot::host::{
     DriverSnapshot, DriverUse, HostHealth, HostSnapshot, ProcessFacts, ProcessState,
 };
 use super::snapshot::{Grouping, Snapshot};
+use super::suspension::DriverListing;
 use super::{Caps, Change, Ledger};
 use crate::event::{Action, CaptureOptions, Event, Losses, Tgid, TimeNs};
 use crate::event::{ProbeStatus, Target};
@@ -138,7 +139,6 @@ impl Host {
         }
     }
 
-    /// Sets the reason why the process runs nothing; `None` if it runs.
     /// Counts peaks and growth of a process from `now` on.
     pub fn reset_peaks(&mut self, tgid: Tgid, now: TimeNs) {
         if let Some(process) = self.processes.get_mut(&tgid) {
@@ -146,6 +146,7 @@ impl Host {
         }
     }
 
+    /// Sets the reason why the process runs nothing; `None` if it runs.
     pub fn set_stopped(&mut self, tgid: Tgid, reason: Option<String>) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.set_stopped(reason);
@@ -211,9 +212,16 @@ impl Host {
     /// Sets the driver's data: its devices, and the memory of each process on them.
     pub fn set_driver(&mut self, driver: DriverSnapshot, held: &BTreeMap<Tgid, Vec<DriverUse>>) {
         let is_partial = driver.unlisted().next().is_some();
+        let is_silent = driver.devices().is_empty();
         self.driver = driver;
         for (tgid, process) in &mut self.processes {
-            process.set_driver(held.get(tgid).map_or(&[], Vec::as_slice), is_partial);
+            let held = held.get(tgid).map_or(&[][..], Vec::as_slice);
+            let listing = match held {
+                [] if is_silent || is_partial => DriverListing::Unknown,
+                [] => DriverListing::Absent,
+                _ => DriverListing::Listed,
+            };
+            process.set_driver(held, is_partial, listing);
         }
     }
 

@@ -1,11 +1,12 @@
 //! One process of a host: its ledger, and its row.
 
 use super::{Attached, trend};
-use crate::event::{Event, Target, Tgid, TimeNs, Totals};
+use crate::event::{Bytes, Event, Target, Tgid, TimeNs, Totals};
 use crate::ledger::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
+use crate::ledger::suspension::{DriverListing, SuspensionTracker};
 use crate::ledger::{Caps, Change, Ledger};
 
 #[derive(Clone, Debug)]
@@ -13,6 +14,9 @@ pub(super) struct HostProcess {
     pub(super) ledger: Ledger,
     pub(super) ended: Option<TimeNs>,
     trend: trend::TrendRecorder,
+    /// Reason why a signal or a debugger has stopped it.
+    run_stop: Option<String>,
+    suspension: SuspensionTracker,
     pub(super) row: ProcessRow,
     /// True if the row is older than the ledger.
     stale: bool,
@@ -44,6 +48,8 @@ impl HostProcess {
             ledger,
             ended: None,
             trend: trend::TrendRecorder::default(),
+            run_stop: None,
+            suspension: SuspensionTracker::default(),
             row,
             stale: false,
         }
@@ -70,8 +76,20 @@ impl HostProcess {
     }
 
     pub(super) fn set_stopped(&mut self, reason: Option<String>) {
+        self.run_stop = reason;
+        self.show_stop();
+    }
+
+    /// Shows why its code or its calls of CUDA wait.
+    fn show_stop(&mut self) {
+        let stop = self.run_stop.clone();
+        let reason = stop.or_else(|| self.suspension.reason(self.row.tgid, self.reserved()));
         self.ledger.health.stopped.clone_from(&reason);
         self.row.stopped = reason;
+    }
+
+    fn reserved(&self) -> Option<Bytes> {
+        self.ledger.totals().map(|totals| totals.reserved)
     }
 
     /// Sets the state, unless the process has ended.
@@ -98,6 +116,7 @@ impl HostProcess {
     }
 
     pub(super) fn end(&mut self, now: TimeNs) {
+        self.suspension = SuspensionTracker::default();
         self.set_stopped(None);
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
@@ -117,8 +136,15 @@ impl HostProcess {
     }
 
     /// Sets the memory that the driver reports. An ended process keeps its last value.
-    pub(super) fn set_driver(&mut self, held: &[DriverUse], is_partial: bool) {
+    pub(super) fn set_driver(
+        &mut self,
+        held: &[DriverUse],
+        is_partial: bool,
+        listing: DriverListing,
+    ) {
         if self.ended.is_none() {
+            self.suspension.update(listing, self.reserved());
+            self.show_stop();
             self.row.driver = held.to_vec();
             self.row.driver_is_partial = is_partial;
         }

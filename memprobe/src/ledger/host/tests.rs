@@ -305,6 +305,7 @@ fn a_sum_of_which_the_driver_says_a_part_is_unknown() {
         memory: Err("unknown".to_owned()),
         mig_devices: None,
         processes: Err("unknown".to_owned()),
+        others: None,
     };
     host.set_driver(DriverSnapshot::Devices(vec![unlisted]), &held);
     assert_eq!(row(&mut host, 2, 1).driver_total(), None);

@@ -29,7 +29,12 @@ impl HostSnapshot {
         let names_any = self.processes.iter().any(|row| !row.driver.is_empty());
         let driver_lists_all = names_any && self.driver.unlisted().next().is_none();
         let is_copy = row.facts.forked_from.is_some() && row.devices.is_empty();
-        row.events == 0 && row.driver.is_empty() && (driver_lists_all || is_copy)
+        // A suspended process is on no list, and its segments come back with it.
+        let has_segments = row
+            .totals()
+            .is_some_and(|totals| totals.reserved > Bytes(0));
+        let is_silent = row.events == 0 && row.driver.is_empty() && !has_segments;
+        is_silent && (driver_lists_all || is_copy)
     }
 }
 
@@ -199,6 +204,8 @@ pub struct DriverDevice {
     pub mig_devices: Option<u32>,
     /// Reason why the driver's list of its processes is missing or has gaps.
     pub processes: Result<(), String>,
+    /// Bytes in use that belong to no process that the driver lists; `None` if its lists do not say all.
+    pub others: Option<Bytes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -178,11 +178,23 @@ fn other_engines_are_known() {
     is(
         "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n",
         Engine::Slurm,
-        "4711",
+        "4711.0",
         None,
     );
     is(
         "4:memory:/slurm/uid_1000/job_4711/step_batch\n",
+        Engine::Slurm,
+        "4711.batch",
+        None,
+    );
+    is(
+        "4:memory:/slurm/uid_1000/job_4711\n",
+        Engine::Slurm,
+        "4711",
+        None,
+    );
+    is(
+        "4:memory:/slurm/uid_1000/job_4711/step_x y\n",
         Engine::Slurm,
         "4711",
         None,

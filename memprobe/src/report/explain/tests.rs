@@ -279,6 +279,7 @@ fn machine() -> HostSnapshot {
         }),
         mig_devices: None,
         processes: Ok(()),
+        others: None,
     };
     HostSnapshot {
         started: TimeNs(0),

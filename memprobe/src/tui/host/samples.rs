@@ -127,6 +127,7 @@ fn driver() -> DriverSnapshot {
         }),
         mig_devices: None,
         processes: Ok(()),
+        others: None,
     };
     DriverSnapshot::Devices(vec![device(0, 31), device(1, 9)])
 }

@@ -4,16 +4,16 @@ use super::CheckpointState::{Checkpointed, Failed, Locked, Restoring, Running};
 use super::CheckpointStep::{Checkpoint, Lock, Restore, Unlock};
 use super::*;
 
-/// What the driver does instead of a step.
+/// Misbehaviour of the driver in a step.
 #[derive(Clone, Copy)]
 enum Trouble {
-    /// It refuses, and changes nothing.
+    /// An error, without a change.
     Refuses(i32),
-    /// It refuses, and the process is in this state.
+    /// An error, and the process in this state.
     Leaves(CheckpointState),
-    /// It does not return in time.
+    /// No return in time.
     Hangs,
-    /// It says success, and has done nothing.
+    /// Success, without a change.
     Pretends,
 }
 

@@ -19,6 +19,7 @@ mod outline;
 mod outside;
 mod peak;
 mod preamble;
+mod ranks;
 mod replay;
 mod segments;
 mod session;
@@ -32,6 +33,7 @@ pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
 pub(crate) use preamble::limit_warning;
+pub use ranks::write_ranks;
 pub use session::session_summary;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 pub use what_if::WhatIfSettings;
@@ -121,6 +123,8 @@ pub enum By {
     Thread,
     /// A segment of the caching allocator.
     Segment,
+    /// Differences between the ranks of a directory: [`write_ranks`].
+    Rank,
 }
 
 /// Moment of a recording whose segments a report shows.
@@ -265,6 +269,9 @@ pub fn write<R: BufRead>(
         By::Growth => growth::write(reader, options, out),
         By::Thread => threads::write(reader, options, out),
         By::Segment => segments::write(reader, options, out),
+        By::Rank => Err(ReportError::NoMoment(
+            "ranks are those of a directory of recordings; give that".to_owned(),
+        )),
         By::Iteration | By::Category | By::Phase | By::Saved | By::Size | By::Layer => {
             attribution::write(reader, options, out)
         }

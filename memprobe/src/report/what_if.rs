@@ -248,12 +248,12 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
     notes.push(match (difference, device.differing_events) {
         (0, 0) => "Inexact, although the replay has the totals of the recording after every event:".to_owned(),
         (0, events) => format!(
-            "Inexact: the replay has the recorded peak, but other totals after {}:",
+            "Inexact: the replay of the recorded run has its peak, but other totals after {}:",
             counted(events, "event")
         ),
         (difference, events) => format!(
-            "Inexact: the replay reserves {} other than the recorded run at its peak, and has other totals after {}; \
-             other settings than these were in effect, or:",
+            "Inexact: against the recording, this replay of it reserves {} at the peak, and has other totals after {}. The \
+             program had other settings, or:",
             signed(difference),
             counted(events, "event")
         ),

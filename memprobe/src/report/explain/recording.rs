@@ -9,6 +9,8 @@ use crate::attribution::growth::GrowthLedger;
 use crate::attribution::peak::{PeakLedger, PeakView};
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
+use crate::estimate::AllocatorSettings;
+use crate::estimate::what_if::{WhatIf, WhatIfFacts};
 use crate::event::Bytes;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{Reader, RecordingDamage, RecordingError};
@@ -21,6 +23,7 @@ pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
     file: &str,
 ) -> Result<Explanation, RecordingError> {
+    let expandable = [reader.reopened(), reader.reopened()];
     let peaks = WithCategories {
         categories: AttributionLedger::new(None),
         table: PeakLedger::new(Grouping::User),
@@ -37,6 +40,9 @@ pub fn explain_recording<R: BufRead>(
         Some(explained)
     });
     let mut devices: Vec<DeviceExplanation> = devices.collect();
+    if let [Some(first), Some(second)] = expandable {
+        add_expandable_segments(&mut devices, first, second)?;
+    }
     devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
     Ok(Explanation {
         target: replay.snapshot.target.clone(),
@@ -46,6 +52,29 @@ pub fn explain_recording<R: BufRead>(
         devices,
         notes: notes(&replay),
     })
+}
+
+/// Replays a recording under `expandable_segments:True`, and adds what that saves.
+fn add_expandable_segments<R: BufRead>(
+    devices: &mut [DeviceExplanation],
+    first: Reader<R>,
+    second: Reader<R>,
+) -> Result<(), RecordingError> {
+    let (_, facts) = replay::run(first, Grouping::User, WhatIfFacts::default())?;
+    let wanted = AllocatorSettings {
+        expandable: true,
+        ..AllocatorSettings::default()
+    };
+    let (replay, replayed) = replay::run(second, Grouping::User, WhatIf::new(facts, wanted))?;
+    let lost = replay.snapshot.health.losses.events;
+    for found in replayed.results(lost) {
+        let mut devices = devices.iter_mut();
+        let device = devices.find(|device| device.index == found.device);
+        if let Some(device) = device.filter(|_| !found.recorded_settings.expandable) {
+            measures::add_expandable_segments(device, &found);
+        }
+    }
+    Ok(())
 }
 
 fn at_peak(

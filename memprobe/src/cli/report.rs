@@ -92,7 +92,7 @@ pub struct Report {
     /// Replay the requests of PyTorch's allocator under other settings of PYTORCH_CUDA_ALLOC_CONF
     ///
     /// Prints the peak of reserved memory, what of it was not allocated then, and whether a failed request would have
-    /// fitted. The replay first reproduces the recorded run; differences are told. Known: expandable_segments,
+    /// fitted. The replay first reproduces the recorded run, and prints differences. Known: expandable_segments,
     /// max_split_size_mb, max_non_split_rounding_mb and roundup_power2_divisions.
     #[arg(long, value_name = "SETTINGS", value_parser = parse_what_if)]
     what_if: Option<WhatIfSettings>,

@@ -44,7 +44,7 @@ fn columns<'a>() -> Vec<Column<RunRow<'a>>> {
         number("peak_allocated", "PEAK ALLOCATED") => row.peak.allocated,
         number("peak_reserved", "PEAK RESERVED") => row.peak.reserved,
         number("change", "CHANGE") => row.change.map_or(Cell::Blank, Cell::Signed),
-        number("cached_at_peak", "NOT ALLOCATED THEN") => row.peak.cached(),
+        number("cached_at_peak", "CACHED THEN") => row.peak.cached(),
         figure("SHARE") => Cell::share(row.peak.cached().0, row.peak.reserved.0),
         data("exact") => row.exact,
         data("failed_request") => row.failed,
@@ -266,7 +266,7 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
     note(
         caveats.unknown_sizes,
         format!(
-            "{} of unknown exact size, up to 1 MiB less than its block: record with --detail tensors.",
+            "{} of unknown exact size, without a recorded tensor (--detail tensors): the block may be up to 1 MiB larger.",
             counted(caveats.unknown_sizes, "request")
         ),
     );

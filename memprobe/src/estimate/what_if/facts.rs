@@ -31,7 +31,7 @@ pub(super) struct DeviceFacts {
     pub(super) failure: Option<CapacityBounds>,
 }
 
-/// What CUDA gave the allocator, and what it did not.
+/// Bounds of the memory that CUDA could give the allocator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CapacityBounds {
     pub(super) least: Bytes,

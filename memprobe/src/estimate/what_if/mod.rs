@@ -44,9 +44,9 @@ pub struct WhatIfDevice {
 pub struct FailedRequest {
     pub size: Bytes,
     pub outcome: FailedOutcome,
-    /// What the allocator could surely get from CUDA: the most that it had reserved.
+    /// Bytes that the allocator could surely get from CUDA: the most that it had reserved.
     pub least_capacity: Bytes,
-    /// What it could surely not get: it failed to.
+    /// Most bytes that it may have got: the failed request needed more.
     pub most_capacity: Bytes,
 }
 
@@ -308,7 +308,7 @@ impl DeviceReplay {
     }
 
     fn result(&self, device: DeviceIndex, facts: &DeviceFacts, lost: u64) -> WhatIfDevice {
-        // The order of equal blocks is that of the recorded run, as far as it can be told.
+        // The order of equal blocks follows the recorded run.
         let order = (0..self.own.len()).min_by_key(|at| self.own[*at].differing);
         let order = order.unwrap_or(0);
         let own = &self.own[order];

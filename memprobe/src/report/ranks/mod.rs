@@ -12,7 +12,7 @@ use super::{Outcome, ReportError, ReportOptions};
 use crate::attribution::chosen_moments::ChosenMoment;
 use crate::compare::ranks::{RankExtreme, common_iteration, imbalance};
 use crate::compare::{CompareBy, MemoryByKey};
-use crate::event::bytes::human;
+use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::view::table::{Cell, Column, Page, Table};
 use crate::view::{clean, counted};
@@ -130,6 +130,13 @@ impl RankReport<'_> {
                 .iter()
                 .find(|device| device.index == *index);
             let sums = TABLES.map(|by| side.sums(*index, found, by, self.options.alike));
+            let unaccounted = sums[0].unaccounted;
+            if unaccounted != 0 {
+                self.warnings.push(format!(
+                    "{name}: {} of {index} are in no row, because events were lost.",
+                    signed(unaccounted)
+                ));
+            }
             self.ranks.push(RankDevice {
                 name: rank_name(side.name),
                 recording: side.name.to_owned(),

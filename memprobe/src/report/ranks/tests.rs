@@ -45,7 +45,7 @@ fn compare(ranks: &[Program], format: ReportFormat) -> String {
 }
 
 #[test]
-fn the_imbalance_of_ranks_is_told_by_line_module_and_category() {
+fn ranks_are_compared_by_line_module_and_category() {
     let ranks = [
         rank(&[(10, 4), (20, 2)]),
         rank(&[(10, 4), (20, 9)]),

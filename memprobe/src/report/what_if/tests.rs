@@ -31,7 +31,7 @@ fn report(format: ReportFormat) -> String {
 }
 
 #[test]
-fn a_run_that_is_not_reproduced_is_told_with_the_difference() {
+fn a_run_that_is_not_reproduced_has_its_difference_printed() {
     insta::assert_snapshot!(report(ReportFormat::Text));
 }
 

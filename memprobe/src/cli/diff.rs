@@ -394,8 +394,11 @@ fn kind_of(path: &Path) -> Result<FileKind> {
     let name = path.display();
     if path.is_dir() {
         bail!(
-            "{name} is a directory: give two of its recordings, or compare all: `memprobe report {name}`"
+            "{name} is a directory: give two of its recordings, or compare all: `memprobe report {name} --by rank`"
         );
+    }
+    if path.exists() && !path.is_file() {
+        bail!("{name}: a recording is read twice, and a pipe cannot be: save it to a file first");
     }
     let error = match Reader::open(path) {
         Ok(_) => return Ok(FileKind::Recording),

@@ -83,13 +83,16 @@ def fits(size):
 
 
 def gaps():
-    """Leaves gaps of 24 MiB in segments of 48, then asks for 400 MiB on a device with fewer at the end."""
-    total = torch.cuda.get_device_properties(0).total_memory
-    live = []
-    while torch.cuda.memory_reserved() + 600 * MIB < total:
-        live += [block(24 * MIB), block(20 * MIB)]
-    del live[::2]
-    print(json.dumps({"fits": fits(700 * MIB)}), flush=True)
+    """Fills the device with segments of 100 MiB that each keep a block of 2 MiB, then asks for 400 MiB."""
+    free, _ = torch.cuda.mem_get_info()
+    large, small = [], []
+    for _ in range((free - 250 * MIB) // (100 * MIB)):
+        whole = block(100 * MIB)
+        del whole
+        large.append(block(98 * MIB))
+        small.append(block(2 * MIB))
+    del large
+    print(json.dumps({"fits": fits(400 * MIB)}), flush=True)
 
 
 CASES = {

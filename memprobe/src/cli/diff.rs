@@ -50,7 +50,7 @@ Examples:
   memprobe diff a.json b.json                      tensors of `memprobe snapshot -o`
   memprobe diff a.json b.json --by shape")]
 #[command(mut_arg("no_fold", |arg| arg.help(
-    "Of recordings, with --by module: show modules that differ only in a number one by one. Of snapshots, with --by \
+    "Recordings, with --by module: show modules that differ only in a number one by one. Snapshots, with --by \
      tensor: show identical unnamed tensors one by one")))]
 #[command(mut_arg("limit", |arg| arg.help(
     "Rows of each device in text, or `all` [default: 30 of recordings, 50 of snapshots]")))]
@@ -64,34 +64,34 @@ pub struct Diff {
     /// Meaning of a row [default: line of recordings, tensor of snapshots]
     #[arg(short, long, value_parser = choice(ROWS))]
     by: Option<DiffRows>,
-    /// Of recordings: moment of both [default: peak]
+    /// Recordings: moment of both [default: peak]
     #[arg(long, value_parser = choice(MOMENTS), conflicts_with_all = ["iteration", "from", "to"])]
     at: Option<ChosenMoment>,
-    /// Of recordings: iteration of both, at its peak
+    /// Recordings: iteration of both, at its peak
     #[arg(long, value_name = "N", value_parser = parse_iteration, conflicts_with_all = ["from", "to"])]
     iteration: Option<ChosenMoment>,
-    /// Of recordings: moment before, as the number of an iteration, or peak, end or oom
+    /// Recordings: moment before, as the number of an iteration, or peak, end or oom
     #[arg(long, value_name = "MOMENT", value_parser = parse_moment, requires = "to")]
     from: Option<ChosenMoment>,
-    /// Of recordings: moment after
+    /// Recordings: moment after
     #[arg(long, value_name = "MOMENT", value_parser = parse_moment, requires = "from")]
     to: Option<ChosenMoment>,
-    /// Of recordings: line at which an iteration starts, such as serve.py:41, for programs without an optimizer
+    /// Recordings: line at which an iteration starts, such as serve.py:41, for programs without an optimizer
     #[arg(long, value_name = "FILE:LINE", value_parser = super::report::parse_iteration_start)]
     iteration_start: Option<IterationLine>,
-    /// Of recordings: frame of a stack that names its line [default: user]
+    /// Recordings: frame of a stack that names its line [default: user]
     #[arg(long, value_parser = choice(FRAMES))]
     frame: Option<Grouping>,
     #[command(flatten)]
     format: FormatOption,
-    /// Of snapshots: order of rows [default: allocated]
+    /// Snapshots: order of rows [default: allocated]
     #[arg(short, long, value_parser = choice(ORDERS))]
     sort: Option<Order>,
     #[command(flatten)]
     limit: LimitOption,
     #[command(flatten)]
     fold: FoldOption,
-    /// Of snapshots: show all names of each tensor, and the rules that inferred them
+    /// Snapshots: show all names of each tensor, and the rules that inferred them
     #[arg(long)]
     all_names: bool,
 }
@@ -109,12 +109,12 @@ enum DiffRows {
 
 const ROWS: &[Choice<DiffRows>] = choices! {
     "line" => DiffRows::Line, "A line of Python";
-    "tensor" => DiffRows::Tensor, "Of recordings, tensors of one shape and dtype; of snapshots, a tensor";
+    "tensor" => DiffRows::Tensor, "Recordings: tensors of one shape and dtype; snapshots: a tensor";
     "module" => DiffRows::Module, "A module (torch.nn.Module)";
-    "category" => DiffRows::Category, "Of recordings: category of memory (parameters, gradients, activations, ...)";
-    "shape" => DiffRows::Shape, "Of snapshots: tensors of equal kind, shape and dtype, whatever their names";
-    "kind" => DiffRows::Kind, "Of snapshots: a kind, such as parameters";
-    "retainer" => DiffRows::Retainer, "Of snapshots: the variable or container that keeps the memory alive";
+    "category" => DiffRows::Category, "Recordings: category of memory (parameters, gradients, activations, ...)";
+    "shape" => DiffRows::Shape, "Snapshots: tensors of equal kind, shape and dtype, whatever their names";
+    "kind" => DiffRows::Kind, "Snapshots: a kind, such as parameters";
+    "retainer" => DiffRows::Retainer, "Snapshots: the variable or container that keeps the memory alive";
 };
 
 const MOMENTS: &[Choice<ChosenMoment>] = choices! {
@@ -394,8 +394,11 @@ fn kind_of(path: &Path) -> Result<FileKind> {
     let name = path.display();
     if path.is_dir() {
         bail!(
-            "{name} is a directory: give two of its recordings, or compare all: `memprobe report {name}`"
+            "{name} is a directory: give two of its recordings, or compare all: `memprobe report {name} --by rank`"
         );
+    }
+    if path.exists() && !path.is_file() {
+        bail!("{name}: a recording is read twice, and a pipe cannot be: save it to a file first");
     }
     let error = match Reader::open(path) {
         Ok(_) => return Ok(FileKind::Recording),

@@ -23,8 +23,8 @@ use crate::event::Bytes;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingDamage, open_tensors, recordings_in};
 use crate::report::{
-    self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
-    RowLimit, SegmentMoment, Sort, WhatIfSettings,
+    self, Alike, By, LayersOf, ManyReport, NamedRecording, Outcome, ReportError, ReportFormat,
+    ReportOptions, RowLimit, SegmentMoment, Sort, WhatIfSettings,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -52,10 +52,11 @@ Examples:
   memprobe report run/
   memprobe report trace.mprb --html report.html    # one file, which opens without network
   memprobe report trace.mprb --annotate train.py --function train_step
+  memprobe report run/ --by rank
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
   memprobe report trace.mprb --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
-    "Rows of each table, or `all` [default: 30 in text, 10 with --by peak and growth; all in JSON and CSV]")))]
+    "Rows of each table, or `all` [default: 30 in text, 10 with --by peak, growth and rank; all in JSON and CSV]")))]
 #[command(mut_arg("no_fold", |arg| arg.help(
     "With --by module, layer, saved or size: show modules that differ only in a number (layers.0, layers.1) one by one")))]
 pub struct Report {
@@ -80,7 +81,8 @@ pub struct Report {
     /// With --by module, layer or size: show this many levels below the outermost modules
     #[arg(long, value_name = "N", value_parser = parse_depth)]
     depth: Option<usize>,
-    /// With --by layer: iterations to show instead of the peak of the recording, as 3, 3..9 or all
+    /// With --by layer: iterations to show instead of the peak of the recording, as 3, 3..9 or all. With --by rank: iteration
+    /// to compare the ranks in [default: the one with the highest peak]
     #[arg(long, value_name = "N|N..M|all", value_parser = parse_iterations)]
     iteration: Option<LayersOf>,
     /// Line at which an iteration starts, such as serve.py:41, for programs without an optimizer
@@ -95,7 +97,7 @@ pub struct Report {
     /// Replay the requests of PyTorch's allocator under other settings of PYTORCH_CUDA_ALLOC_CONF
     ///
     /// Prints the peak of reserved memory, what of it was not allocated then, and whether a failed request would have
-    /// fitted. The replay first reproduces the recorded run, and says where it differs. Known: expandable_segments,
+    /// fitted. The replay first reproduces the recorded run, and prints differences. Known: expandable_segments,
     /// max_split_size_mb, max_non_split_rounding_mb and roundup_power2_divisions.
     #[arg(long, value_name = "SETTINGS", value_parser = parse_what_if)]
     what_if: Option<WhatIfSettings>,
@@ -124,6 +126,8 @@ const ROWS: &[Choice<By>] = choices! {
     "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
     "segment" => By::Segment, "A segment of the caching allocator: pool, stream, live, cached and split bytes, and what \
         empty_cache() would return";
+    "rank" => By::Rank, "Of a directory: the ranks of a job in one iteration, the imbalance of lines, modules and \
+        categories, and the first rank that failed";
 };
 
 const ORDERS: &[Choice<Sort>] = choices! {
@@ -159,8 +163,14 @@ impl Report {
             return self.run_annotated(source);
         }
         let file = self.file.display().to_string();
+        if self.file.is_dir() && self.by == By::Rank {
+            return self.compare_ranks().context(file);
+        }
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
+        }
+        if self.by == By::Rank {
+            bail!("{file}: --by rank compares the recordings of a directory: give the directory");
         }
         let reader = match Reader::open(&self.file) {
             Err(_) if open_tensors(&self.file).is_ok() => bail!(
@@ -185,9 +195,12 @@ impl Report {
     fn check(&self) -> Result<()> {
         use By::*;
         self.check_what_if()?;
-        let with_iterations = [Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size];
+        let with_iterations = [
+            Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size, Rank,
+        ];
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread, Segment,
+            Rank,
         ];
         let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
         let flags: [(&str, bool, &[By]); 9] = [
@@ -196,20 +209,20 @@ impl Report {
             (
                 "--frame",
                 self.frame.is_some(),
-                &[Line, Tensor, Peak, Growth, Saved],
+                &[Line, Tensor, Peak, Growth, Saved, Rank],
             ),
             ("--depth", self.depth.is_some(), &[Module, Layer, Size]),
             (
                 "--no-fold",
                 self.fold.no_fold,
-                &[Module, Layer, Saved, Size],
+                &[Module, Layer, Saved, Size, Rank],
             ),
             (
                 "--iteration-start",
                 self.iteration_start.is_some(),
                 &with_iterations,
             ),
-            ("--iteration", self.iteration.is_some(), &[Layer]),
+            ("--iteration", self.iteration.is_some(), &[Layer, Rank]),
             (
                 "--at",
                 self.at.is_some() && self.page.annotate.is_none(),
@@ -280,6 +293,49 @@ impl Report {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Compares the recordings of a directory.
+    fn compare_ranks(&self) -> Result<ExitCode> {
+        let iteration = match &self.iteration {
+            None => None,
+            Some(LayersOf::Iterations(numbers)) if numbers.start() == numbers.end() => {
+                Some(*numbers.start())
+            }
+            Some(_) => {
+                bail!("--by rank compares in one iteration: give its number, such as --iteration 3")
+            }
+        };
+        let options = self.options();
+        let mut names = Vec::new();
+        let mut readers = Vec::new();
+        for path in recordings_in(&self.file)? {
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            match Reader::open(&path) {
+                Ok(reader) => {
+                    names.push(name);
+                    readers.push(reader);
+                }
+                Err(error) => print_warning(&name, &error.to_string()),
+            }
+        }
+        if readers.is_empty() {
+            bail!(
+                "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
+            );
+        }
+        let recordings = names.iter().zip(readers);
+        let recordings = recordings.map(|(name, reader)| NamedRecording { name, reader });
+        let mut out = stdout::open(content(options.format));
+        let outcomes = report::write_ranks(recordings.collect(), iteration, &options, &mut out)?;
+        for (name, outcome) in names.iter().zip(outcomes.unwrap_or_default()) {
+            warn(&options, name, Some(&outcome));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
     fn run_on_directory(&self) -> Result<ExitCode> {
         let options = self.options();
         let files = recordings_in(&self.file)?;
@@ -312,7 +368,7 @@ impl Report {
                 (Some(limit), ..) => limit,
                 // A program that adds up rows must not miss some.
                 (None, Writing::Json | Writing::Jsonl | Writing::Csv, _) => RowLimit::All,
-                (None, Writing::Text, By::Peak | By::Growth) => RowLimit::Rows(10),
+                (None, Writing::Text, By::Peak | By::Growth | By::Rank) => RowLimit::Rows(10),
                 (None, Writing::Text, _) => RowLimit::Rows(30),
             },
             grouping: self.frame.unwrap_or(Grouping::User),

@@ -1,6 +1,7 @@
 //! Memory of recordings compared: what each key (line, tensor, module, category) has at several moments.
 
 pub mod lines;
+pub mod ranks;
 
 use std::collections::HashMap;
 

@@ -21,6 +21,7 @@ mod outline;
 mod outside;
 mod peak;
 mod preamble;
+mod ranks;
 mod replay;
 mod segments;
 mod session;
@@ -35,6 +36,7 @@ pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
 pub(crate) use preamble::limit_warning;
+pub use ranks::write_ranks;
 pub use replay::RecordingReplay;
 pub use session::session_summary;
 pub use shapes::tensor as purpose_name;
@@ -126,6 +128,8 @@ pub enum By {
     Thread,
     /// A segment of the caching allocator.
     Segment,
+    /// Differences between the ranks of a directory: [`write_ranks`].
+    Rank,
 }
 
 /// Moment of a recording whose segments a report shows.
@@ -273,6 +277,9 @@ pub fn write<R: BufRead>(
         By::Growth => growth::write(reader, options, out),
         By::Thread => threads::write(reader, options, out),
         By::Segment => segments::write(reader, options, out),
+        By::Rank => Err(ReportError::NoMoment(
+            "ranks are those of a directory of recordings; give that".to_owned(),
+        )),
         By::Iteration | By::Category | By::Phase | By::Saved | By::Size | By::Layer => {
             attribution::write(reader, options, out)
         }

@@ -44,7 +44,7 @@ fn columns<'a>() -> Vec<Column<RunRow<'a>>> {
         number("peak_allocated", "PEAK ALLOCATED") => row.peak.allocated,
         number("peak_reserved", "PEAK RESERVED") => row.peak.reserved,
         number("change", "CHANGE") => row.change.map_or(Cell::Blank, Cell::Signed),
-        number("cached_at_peak", "NOT ALLOCATED THEN") => row.peak.cached(),
+        number("cached_at_peak", "CACHED THEN") => row.peak.cached(),
         figure("SHARE") => Cell::share(row.peak.cached().0, row.peak.reserved.0),
         data("exact") => row.exact,
         data("failed_request") => row.failed,
@@ -248,12 +248,12 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
     notes.push(match (difference, device.differing_events) {
         (0, 0) => "Inexact, although the replay has the totals of the recording after every event:".to_owned(),
         (0, events) => format!(
-            "Inexact: the replay has the recorded peak, but other totals after {}:",
+            "Inexact: the replay of the recorded run has its peak, but other totals after {}:",
             counted(events, "event")
         ),
         (difference, events) => format!(
-            "Inexact: the replay reserves {} other than the recorded run at its peak, and has other totals after {}; \
-             other settings than these were in effect, or:",
+            "Inexact: against the recording, this replay of it reserves {} at the peak, and has other totals after {}. The \
+             program had other settings, or:",
             signed(difference),
             counted(events, "event")
         ),
@@ -266,7 +266,7 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
     note(
         caveats.unknown_sizes,
         format!(
-            "{} of unknown exact size, up to 1 MiB less than its block: record with --detail tensors.",
+            "{} of unknown exact size, without a recorded tensor (--detail tensors): the block may be up to 1 MiB larger.",
             counted(caveats.unknown_sizes, "request")
         ),
     );

@@ -70,17 +70,17 @@ impl CachingAllocator {
     }
 
     fn has_address_space(&self, from: usize, size: u64) -> bool {
-        let mut room = 0_u64;
+        let mut space = 0_u64;
         let mut next = Some(from);
         while let Some(at) = next {
             let block = &self.blocks[at];
-            if block.usage == BlockUse::Live || room >= size {
+            if block.usage == BlockUse::Live || space >= size {
                 break;
             }
-            room = room.saturating_add(block.size);
+            space = space.saturating_add(block.size);
             next = block.after;
         }
-        room >= size
+        space >= size
     }
 
     /// Maps pages at the begin of an unmapped block; returns the free block that they become part of.

@@ -1,7 +1,7 @@
 //! Settings of `PYTORCH_CUDA_ALLOC_CONF` (`PYTORCH_ALLOC_CONF` since 2.10) that the simulation knows.
 //!
 //! The grammar and the limits are those of `AcceleratorAllocatorConfig::parseArgs`
-//! (c10/core/AllocatorConfig.cpp@v2.15.0); the rounding is that of `roundup_power2_next_division`
+//! (c10/core/AllocatorConfig.cpp@v2.15.0); the rounding follows `roundup_power2_next_division`
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
 
 use super::{LARGE_SEGMENT, LEAST};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{is_segment, place_of};
+use super::place_of;
 use crate::attribution::segments::SegmentLedger;
 use crate::estimate::allocator::settings::AllocatorSettings;
 use crate::estimate::allocator::{CachingAllocator, PoolPlace, Ties};
@@ -31,7 +31,7 @@ pub(super) struct DeviceFacts {
     pub(super) failure: Option<CapacityBounds>,
 }
 
-/// What CUDA gave the allocator, and what it did not.
+/// Bounds of the memory that CUDA could give the allocator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CapacityBounds {
     pub(super) least: Bytes,
@@ -139,16 +139,11 @@ impl Analysis for WhatIfFacts {
                 }
             }
             Event::Memory(memory) if *change != Change::Malformed => {
-                if let Some(index) = memory.device.filter(|_| !is_released(memory)) {
+                if let Some(index) = memory.device {
                     self.devices.entry(index).or_default().memory(memory);
                 }
             }
             _ => {}
         }
     }
-}
-
-/// True for an event of CUDA's memory, which has no totals of the allocator.
-fn is_released(event: &MemoryEvent) -> bool {
-    matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) && is_segment(event)
 }

@@ -13,9 +13,7 @@ use std::collections::BTreeMap;
 
 use super::allocator::settings::AllocatorSettings;
 use super::allocator::{PoolPlace, Ties};
-use crate::event::{
-    Action, Bytes, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, PoolOwner, Totals,
-};
+use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, Pool, PoolOwner, Totals};
 use crate::ledger::{Analysis, Change, Ledger};
 use facts::DeviceFacts;
 pub use facts::WhatIfFacts;
@@ -46,9 +44,9 @@ pub struct WhatIfDevice {
 pub struct FailedRequest {
     pub size: Bytes,
     pub outcome: FailedOutcome,
-    /// What the allocator could surely get from CUDA: the most that it had reserved.
+    /// Bytes that the allocator could surely get from CUDA: the most that it had reserved.
     pub least_capacity: Bytes,
-    /// What it could surely not get: it failed to.
+    /// Most bytes that it may have got: the failed request needed more.
     pub most_capacity: Bytes,
 }
 
@@ -176,17 +174,11 @@ impl WhatIf {
                 replay.alloc(event, requested, place.unwrap_or_default(), facts);
             }
             Action::Free => replay.free(event),
-            Action::SegmentFree if is_segment(event) => replay.has_released = true,
+            Action::SegmentFree => replay.has_released = true,
             Action::OutOfMemory => replay.fail(event, facts, last_place),
             _ => {}
         }
     }
-}
-
-/// True for a segment with an address, rather than a handle of pages.
-fn is_segment(event: &MemoryEvent) -> bool {
-    let space = event.call.map(|call| call.space);
-    space.is_none_or(|space| space != CudaMemoryKind::Virtual)
 }
 
 impl Analysis for WhatIf {
@@ -316,7 +308,7 @@ impl DeviceReplay {
     }
 
     fn result(&self, device: DeviceIndex, facts: &DeviceFacts, lost: u64) -> WhatIfDevice {
-        // The order of equal blocks is that of the recorded run, as far as it can be told.
+        // The order of equal blocks follows the recorded run.
         let order = (0..self.own.len()).min_by_key(|at| self.own[*at].differing);
         let order = order.unwrap_or(0);
         let own = &self.own[order];
@@ -338,7 +330,7 @@ impl DeviceReplay {
     }
 }
 
-fn place_of(owner: Option<(crate::event::Pool, u64)>) -> Option<PoolPlace> {
+fn place_of(owner: Option<(Pool, u64)>) -> Option<PoolPlace> {
     let (pool, stream) = owner?;
     Some(PoolPlace {
         stream,

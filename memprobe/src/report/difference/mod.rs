@@ -1,5 +1,6 @@
 //! Difference of two moments, of one recording or of two.
 
+pub(super) mod keys;
 mod side;
 mod table;
 
@@ -21,8 +22,8 @@ use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Page, Table};
 use crate::view::{clean, counted};
 
-pub(super) use side::ComparedSide;
 use side::NamedMoment;
+pub(super) use side::{ComparedSide, SearchedRecording};
 use table::DifferenceRow;
 
 #[derive(Clone, Debug)]
@@ -224,7 +225,7 @@ impl<'a> TableReport for Difference<'a> {
         Cell::Object(vec![
             ("before", self.sides[0].cell()),
             ("after", self.after().cell()),
-            ("by", table::name(self.options.by).into()),
+            ("by", keys::key_of_table(self.options.by).into()),
             (
                 "notes",
                 Cell::list(self.notes().into_iter().map(Cell::from)),

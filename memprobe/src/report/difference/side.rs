@@ -1,7 +1,8 @@
 //! One of the two recordings of a difference.
 
 use std::collections::HashSet;
-use std::io::BufRead;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use super::{DiffOptions, NamedRecording};
@@ -9,9 +10,10 @@ use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::chosen_moments::{
     ChosenMoment, FoundMoment, FoundOnDevices, MomentLedger, MomentSearch,
 };
-use crate::compare::MemoryByKey;
+use crate::compare::{CompareBy, MemoryByKey};
 use crate::event::{DeviceIndex, Totals};
 use crate::ledger::snapshot::Site;
+use crate::recording::Reader;
 use crate::report::peak::without_numbers;
 use crate::report::preamble::target_lines;
 use crate::report::replay::{self, RecordingReplay};
@@ -38,11 +40,17 @@ pub(super) struct NamedMoment {
     iteration: Option<u64>,
 }
 
-impl<'a> ComparedSide<'a> {
-    /// Replays a recording twice: to find the moments, and to sum the live blocks then.
+/// A recording after its first replay.
+pub(in crate::report) struct SearchedRecording<'a> {
+    pub(in crate::report) name: &'a str,
+    pub(in crate::report) replay: RecordingReplay,
+    pub(in crate::report) search: MomentSearch,
+    again: Reader<BufReader<File>>,
+}
+
+impl<'a> SearchedRecording<'a> {
     pub(in crate::report) fn read<R: BufRead>(
         recording: NamedRecording<'a, R>,
-        wanted: &[ChosenMoment],
         options: &DiffOptions,
     ) -> Result<Self, ReportError> {
         let NamedRecording { name, reader } = recording;
@@ -51,12 +59,32 @@ impl<'a> ComparedSide<'a> {
         })?;
         let search = MomentSearch::new(options.iteration.clone());
         let (replay, search) = replay::run(reader, options.grouping, search)?;
+        Ok(Self {
+            name,
+            replay,
+            search,
+            again,
+        })
+    }
+
+    /// Replays the recording once more, to sum the live blocks at these moments.
+    pub(in crate::report) fn at(
+        self,
+        wanted: &[ChosenMoment],
+        options: &DiffOptions,
+    ) -> Result<ComparedSide<'a>, ReportError> {
+        let Self {
+            name,
+            replay,
+            search,
+            again,
+        } = self;
         let find = |moment: &ChosenMoment| {
             let found = search.find(*moment);
             match missing(*moment, &search).filter(|_| found.is_empty()) {
-                Some((is_iteration, text)) => {
+                Some((kind, text)) => {
                     let text = format!("{name}: {text}");
-                    Err(match is_iteration {
+                    Err(match kind {
                         Missing::Iteration => ReportError::NoIteration(text),
                         Missing::Moment => ReportError::NoMoment(text),
                     })
@@ -67,7 +95,7 @@ impl<'a> ComparedSide<'a> {
         let found = wanted.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let ledger = MomentLedger::new(options.grouping, found.iter());
         let (_, ledger) = replay::run(again, options.grouping, ledger)?;
-        Ok(Self {
+        Ok(ComparedSide {
             name,
             replay,
             search,
@@ -75,6 +103,17 @@ impl<'a> ComparedSide<'a> {
             wanted: wanted.to_vec(),
             found,
         })
+    }
+}
+
+impl<'a> ComparedSide<'a> {
+    /// Replays a recording twice: to find the moments, and to sum the live blocks then.
+    pub(super) fn read<R: BufRead>(
+        recording: NamedRecording<'a, R>,
+        wanted: &[ChosenMoment],
+        options: &DiffOptions,
+    ) -> Result<Self, ReportError> {
+        SearchedRecording::read(recording, options)?.at(wanted, options)
     }
 
     pub(super) fn sites(&self) -> HashSet<&Site> {
@@ -96,16 +135,37 @@ impl<'a> ComparedSide<'a> {
         let Some((index, found)) = found else {
             return (NamedMoment::absent(), MemoryByKey::default());
         };
+        let named = NamedMoment::new(index, found, self, self.wanted[at]);
+        (named, self.sums(index, found, options.by, options.alike))
+    }
+
+    /// Memory of a device at a moment of [`Self::found`].
+    pub(in crate::report) fn sums(
+        &self,
+        index: DeviceIndex,
+        found: &FoundMoment,
+        by: CompareBy,
+        alike: Alike,
+    ) -> MemoryByKey {
         let memory = self.ledger.memory_at(index, found.clone(), &self.search);
-        let module = |place: &ModuleScope| match (place, options.alike) {
+        let module = |place: &ModuleScope| match (place, alike) {
             (ModuleScope::Module(path), Alike::Folded) => {
                 ModuleScope::Module(without_numbers(path).into())
             }
             (place, _) => place.clone(),
         };
-        let sums = MemoryByKey::of(&memory, options.by, module);
-        let named = NamedMoment::new(index, found, self, self.wanted[at]);
-        (named, sums)
+        MemoryByKey::of(&memory, by, module)
+    }
+
+    /// Milliseconds since 1970 of the first failed request, if the recording has the time of day.
+    pub(in crate::report) fn first_failure_ms(&self) -> Option<u64> {
+        let since = self
+            .search
+            .first_failure?
+            .0
+            .checked_sub(self.replay.header.start.0)?;
+        let start = self.replay.header.wall_start_ms?;
+        start.checked_add(since / 1_000_000)
     }
 
     /// File and process.

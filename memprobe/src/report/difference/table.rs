@@ -1,12 +1,15 @@
 //! Rows of a difference: a key before and after, and the rows that complete the sum.
 
-use super::{CompareBy, ComparedKey, ComparedRow, DeviceDifference, DiffOptions};
+use super::keys::{
+    category_of, file_names, head_of_table, kind_of, module_of, name_of, pass_of, site_of,
+    tensor_of,
+};
+use super::{ComparedKey, ComparedRow, DeviceDifference, DiffOptions};
 use crate::compare::KeyMemory;
 use crate::event::DeviceIndex;
-use crate::ledger::snapshot::{PurposeInfo, Site};
-use crate::report::cells::{self, OTHERS, purpose_kind};
-use crate::report::peak::{Called, called_name, place_name};
-use crate::report::{RowLimit, shapes};
+use crate::ledger::snapshot::Site;
+use crate::report::RowLimit;
+use crate::report::cells::{self, OTHERS};
 use crate::view::table::{Cell, Column, Output, Table, columns};
 use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, clean, counted};
 
@@ -31,20 +34,20 @@ pub(super) fn columns(head: &'static str) -> Vec<Column<DifferenceRow>> {
         data("device") => row.device.clone(),
         data("kind") => row.kind,
         data("match") => row.presence,
-        data("file") => cells::file(row.site()),
-        data("line") => cells::line(row.site()),
-        data("function") => cells::function(row.site()),
-        data("file_before") => cells::file(row.site_before()),
-        data("line_before") => cells::line(row.site_before()),
-        data("thread") => cells::thread(row.site()),
-        data("reason") => cells::reason(row.site()),
-        data("node") => cells::node(row.site()),
-        data("category") => row.category(),
-        data("module") => row.module(),
-        data("pass") => row.pass(),
-        data("shape") => cells::shape(row.tensor()),
-        data("dtype") => cells::dtype(row.tensor()),
-        data("purpose") => cells::purpose(row.tensor()),
+        data("file") => cells::file(site_of(row.key.as_ref())),
+        data("line") => cells::line(site_of(row.key.as_ref())),
+        data("function") => cells::function(site_of(row.key.as_ref())),
+        data("file_before") => cells::file(site_of(row.inferred_from.as_ref())),
+        data("line_before") => cells::line(site_of(row.inferred_from.as_ref())),
+        data("thread") => cells::thread(site_of(row.key.as_ref())),
+        data("reason") => cells::reason(site_of(row.key.as_ref())),
+        data("node") => cells::node(site_of(row.key.as_ref())),
+        data("category") => category_of(row.key.as_ref()),
+        data("module") => module_of(row.key.as_ref()),
+        data("pass") => pass_of(row.key.as_ref()),
+        data("shape") => cells::shape(tensor_of(row.key.as_ref())),
+        data("dtype") => cells::dtype(tensor_of(row.key.as_ref())),
+        data("purpose") => cells::purpose(tensor_of(row.key.as_ref())),
         data("blocks_before") => row.blocks[0],
         data("blocks_after") => row.blocks[1],
         number("before", "BEFORE") => bytes(row.before),
@@ -60,63 +63,7 @@ fn bytes(sum: i64) -> Cell<'static> {
     u64::try_from(sum).map_or(Cell::Signed(sum), Cell::Bytes)
 }
 
-pub(super) const fn name(by: CompareBy) -> &'static str {
-    match by {
-        CompareBy::Line => "line",
-        CompareBy::Tensor => "tensor",
-        CompareBy::Module => "module",
-        CompareBy::Category => "category",
-    }
-}
-
-const fn head(by: CompareBy) -> &'static str {
-    match by {
-        CompareBy::Line => "LINE",
-        CompareBy::Tensor => "TENSOR",
-        CompareBy::Module => "MODULE",
-        CompareBy::Category => "CATEGORY",
-    }
-}
-
 impl DifferenceRow {
-    fn site(&self) -> Option<&Site> {
-        site_of(self.key.as_ref())
-    }
-
-    fn site_before(&self) -> Option<&Site> {
-        site_of(self.inferred_from.as_ref())
-    }
-
-    fn tensor(&self) -> Option<&PurposeInfo> {
-        match &self.key {
-            Some(ComparedKey::Tensor(tensor)) => Some(tensor),
-            _ => None,
-        }
-    }
-
-    fn category(&self) -> Option<&'static str> {
-        match &self.key {
-            Some(ComparedKey::Category(category)) => Some(category.key()),
-            _ => None,
-        }
-    }
-
-    fn module(&self) -> Option<String> {
-        match &self.key {
-            Some(ComparedKey::Module { place, .. }) if self.kind == "module" => {
-                Some(place_name(place))
-            }
-            _ => None,
-        }
-    }
-
-    fn pass(&self) -> Option<&'static str> {
-        match &self.key {
-            Some(ComparedKey::Module { pass, .. }) => Some(pass.as_str()),
-            _ => None,
-        }
-    }
-
     fn sum(kind: &'static str, name: String, rows: &[Self]) -> Self {
         let add = |of: fn(&Self) -> i64| rows.iter().map(of).fold(0, i64::wrapping_add);
         Self {
@@ -126,13 +73,6 @@ impl DifferenceRow {
             after: add(|row| row.after),
             ..Self::default()
         }
-    }
-}
-
-fn site_of(key: Option<&ComparedKey>) -> Option<&Site> {
-    match key {
-        Some(ComparedKey::Line(site)) => Some(site),
-        _ => None,
     }
 }
 
@@ -147,7 +87,7 @@ pub(super) fn data(device: &DeviceDifference) -> Table<DifferenceRow> {
 
 /// The rows that have changed, the largest change first, and sums of the others.
 pub(super) fn text(device: &DeviceDifference, options: &DiffOptions) -> Table<DifferenceRow> {
-    let mut table = Table::new(columns(head(options.by)));
+    let mut table = Table::new(columns(head_of_table(options.by)));
     let (mut changed, unchanged): (Vec<_>, Vec<_>) = rows(device)
         .into_iter()
         .partition(|row| row.before != row.after);
@@ -188,9 +128,7 @@ fn complete(table: &mut Table<DifferenceRow>, device: DeviceIndex) {
 }
 
 fn rows(device: &DeviceDifference) -> Vec<DifferenceRow> {
-    let sites = device.rows.iter();
-    let frames = sites.filter_map(|row| site_of(Some(&row.key))?.frame());
-    let names = FileNames::of(frames.map(|frame| &frame.file));
+    let names = file_names(device.rows.iter().map(|row| &row.key));
     let rows = device.rows.iter();
     rows.map(|row| row_of(row, &names)).collect()
 }
@@ -208,39 +146,23 @@ fn row_of(row: &ComparedRow, names: &FileNames) -> DifferenceRow {
         (None, _, None) => "after_only",
     };
     DifferenceRow {
-        kind: kind(&row.key),
+        kind: kind_of(&row.key),
         presence: Some(presence),
         before: bytes(row.before),
         after: bytes(row.after),
         blocks: [blocks(row.before), blocks(row.after)],
-        name: key_name(row, names),
+        name: name(row, names),
         key: Some(row.key.clone()),
         inferred_from: row.inferred_from.clone(),
         ..DifferenceRow::default()
     }
 }
 
-fn kind(key: &ComparedKey) -> &'static str {
-    match key {
-        ComparedKey::Line(site) => site.as_str(),
-        ComparedKey::Tensor(tensor) => purpose_kind(tensor),
-        ComparedKey::Module { place, .. } => place.as_str(),
-        ComparedKey::Category(_) => "category",
-    }
-}
-
-fn key_name(row: &ComparedRow, names: &FileNames) -> String {
-    match (&row.key, site_of(row.inferred_from.as_ref())) {
-        (ComparedKey::Line(site), Some(before)) => {
-            format!("{}{}", names.site(site), was(site, before))
-        }
-        (ComparedKey::Line(site), None) => names.site(site),
-        (ComparedKey::Tensor(tensor), _) => shapes::tensor(tensor),
-        (ComparedKey::Module { place, pass }, _) => called_name(&Called {
-            place: place.clone(),
-            pass: *pass,
-        }),
-        (ComparedKey::Category(category), _) => category.as_str().to_owned(),
+fn name(row: &ComparedRow, names: &FileNames) -> String {
+    let name = name_of(&row.key, names);
+    match (site_of(Some(&row.key)), site_of(row.inferred_from.as_ref())) {
+        (Some(site), Some(before)) => format!("{name}{}", was(site, before)),
+        _ => name,
     }
 }
 

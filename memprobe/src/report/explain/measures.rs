@@ -1,6 +1,7 @@
 //! Measures against a full GPU, each with the bytes that it would give back.
 
 use super::{DeviceExplanation, OwnedBy, PartId};
+use crate::estimate::what_if::WhatIfDevice;
 use crate::event::Bytes;
 
 /// Fewest bytes that make a measure worth a line, as a fraction of what the process reserved: 1/200.
@@ -12,6 +13,7 @@ pub enum MeasureId {
     EmptyCache,
     DropRetainer,
     FreeGradients,
+    ExpandableSegments,
 }
 
 impl MeasureId {
@@ -62,6 +64,28 @@ pub(super) fn measures(device: &DeviceExplanation) -> Vec<Measure> {
     measures.retain(|measure| measure.bytes.0 > least);
     measures.sort_by_key(|measure| std::cmp::Reverse(measure.bytes));
     measures
+}
+
+/// Adds what expandable segments would have saved at the peak of reserved memory, by a replay of the requests.
+pub(super) fn add_expandable_segments(device: &mut DeviceExplanation, replayed: &WhatIfDevice) {
+    let saved = replayed
+        .recorded
+        .reserved
+        .0
+        .saturating_sub(replayed.simulated.reserved.0);
+    if saved <= device.totals.reserved.0 / LEAST_SHARE {
+        return;
+    }
+    device.measures.push(Measure {
+        id: MeasureId::ExpandableSegments,
+        bytes: Bytes(saved),
+        at_most: !replayed.is_exact(),
+        action: "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
+        because: "less reserved at the peak, by a replay of the requests",
+    });
+    device
+        .measures
+        .sort_by_key(|measure| std::cmp::Reverse(measure.bytes));
 }
 
 /// The whole-free segments and pages, if the segments are known; else no more than what is cached.

@@ -15,6 +15,8 @@ use crate::attribution::peak::{PeakLedger, PeakView};
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
+use crate::estimate::AllocatorSettings;
+use crate::estimate::what_if::{WhatIf, WhatIfFacts};
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{DumpFacts, Reader, RecordingDamage, RecordingError};
@@ -35,6 +37,7 @@ pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
     file: &str,
 ) -> Result<Explanation, RecordingError> {
+    let expandable = [reader.reopened(), reader.reopened()];
     let peaks = WithCategories {
         categories: AttributionLedger::new(None),
         table: PeakLedger::new(Grouping::User),
@@ -49,21 +52,27 @@ pub fn explain_recording<R: BufRead>(
     let analyses = (peaks, (growth, moments));
     let (replay, analyses) = replay::run(reader, Grouping::User, analyses)?;
     let (peaks, (growth, (segments, moment))) = analyses;
-    if let Some(again) = again.filter(|_| dump.is_some() || moment.found.is_some()) {
-        let devices = at_moment(again, &moment, dump.as_deref(), &segments)?;
-        let moment = match moment.found.is_some() {
-            true => RecordedMoment::OutOfMemory,
-            false => RecordedMoment::Requested,
-        };
-        return Ok(explanation(&replay, file, moment, devices));
-    }
-    let evidence = RecordingEvidence {
-        replay: &replay,
-        peaks: &peaks.table,
-        categories: &peaks.categories,
-        growth: &growth,
+    let mut explained = match again.filter(|_| dump.is_some() || moment.found.is_some()) {
+        Some(again) => {
+            let devices = at_moment(again, &moment, dump.as_deref(), &segments)?;
+            let moment = match moment.found {
+                Some(_) => RecordedMoment::OutOfMemory,
+                None => RecordedMoment::Requested,
+            };
+            explanation(&replay, file, moment, devices)
+        }
+        None => RecordingEvidence {
+            replay: &replay,
+            peaks: &peaks.table,
+            categories: &peaks.categories,
+            growth: &growth,
+        }
+        .explain(file),
     };
-    Ok(evidence.explain(file))
+    if let [Some(first), Some(second)] = expandable {
+        add_expandable_segments(&mut explained.devices, first, second)?;
+    }
+    Ok(explained)
 }
 
 impl RecordingEvidence<'_> {
@@ -101,6 +110,29 @@ fn explanation(
         devices,
         notes: notes(replay),
     }
+}
+
+/// Replays a recording under `expandable_segments:True`, and adds what that saves.
+fn add_expandable_segments<R: BufRead>(
+    devices: &mut [DeviceExplanation],
+    first: Reader<R>,
+    second: Reader<R>,
+) -> Result<(), RecordingError> {
+    let (_, facts) = replay::run(first, Grouping::User, WhatIfFacts::default())?;
+    let wanted = AllocatorSettings {
+        expandable: true,
+        ..AllocatorSettings::default()
+    };
+    let (replay, replayed) = replay::run(second, Grouping::User, WhatIf::new(facts, wanted))?;
+    let lost = replay.snapshot.health.losses.events;
+    for found in replayed.results(lost) {
+        let mut devices = devices.iter_mut();
+        let device = devices.find(|device| device.index == found.device);
+        if let Some(device) = device.filter(|_| !found.recorded_settings.expandable) {
+            measures::add_expandable_segments(device, &found);
+        }
+    }
+    Ok(())
 }
 
 fn at_peak(

@@ -1,0 +1,286 @@
+//! Comparison of many ranks in the same iteration: their peaks, and what one has more of than another.
+
+mod table;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+
+use super::difference::{ComparedSide, DiffOptions, NamedRecording, SearchedRecording};
+use super::document::{self, TableReport};
+use super::preamble::warnings;
+use super::{Outcome, ReportError, ReportOptions};
+use crate::attribution::chosen_moments::ChosenMoment;
+use crate::compare::ranks::{RankExtreme, common_iteration, imbalance};
+use crate::compare::{CompareBy, MemoryByKey};
+use crate::event::bytes::{human, signed};
+use crate::event::{Bytes, DeviceIndex, Totals};
+use crate::view::table::{Cell, Column, Page, Table};
+use crate::view::{clean, counted};
+use table::RankRow;
+
+/// Tables of the imbalance, in order.
+const TABLES: [CompareBy; 3] = [CompareBy::Line, CompareBy::Module, CompareBy::Category];
+
+/// A device of a rank.
+struct RankDevice {
+    /// Such as `rank 3`, or the name of the file.
+    name: String,
+    recording: String,
+    device: DeviceIndex,
+    gpu: Option<String>,
+    /// Highest totals of the whole recording.
+    peak: Totals,
+    /// Totals at the compared moment.
+    then: Totals,
+    ooms: u64,
+    /// Milliseconds since 1970 of the first out-of-memory error, if the recording has the time of day.
+    failed_ms: Option<u64>,
+    sums: Vec<MemoryByKey>,
+}
+
+struct RankReport<'a> {
+    ranks: Vec<RankDevice>,
+    /// `None` if the ranks are compared each at its own peak.
+    iteration: Option<u64>,
+    warnings: Vec<String>,
+    options: &'a ReportOptions,
+}
+
+/// Writes the comparison of recordings. `iteration` chooses the iteration; else it is the fullest that all ranks have.
+///
+/// `out` should be buffered. Returns the outcome of each recording; `None` if the reader closes the output early.
+pub fn write_ranks<R: BufRead>(
+    recordings: Vec<NamedRecording<'_, R>>,
+    iteration: Option<u64>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Option<Vec<Outcome>>, ReportError> {
+    let reading = DiffOptions {
+        by: CompareBy::Line,
+        moments: [ChosenMoment::Peak; 2],
+        format: options.format,
+        top: options.top,
+        grouping: options.grouping,
+        alike: options.alike,
+        width: options.width,
+        colour: options.colour,
+        iteration: options.iteration.clone(),
+    };
+    let searched = recordings
+        .into_iter()
+        .map(|recording| SearchedRecording::read(recording, &reading));
+    let searched = searched.collect::<Result<Vec<_>, _>>()?;
+    let iteration = iteration.or_else(|| fullest(&searched));
+    let moment = iteration.map_or(ChosenMoment::Peak, ChosenMoment::Iteration);
+    let mut report = RankReport {
+        ranks: Vec::new(),
+        iteration,
+        warnings: Vec::new(),
+        options,
+    };
+    let mut outcomes = Vec::new();
+    for recording in searched {
+        let side = recording.at(&[moment], &reading)?;
+        outcomes.push(side.replay.outcome());
+        report.add(&side);
+    }
+    let written = document::write_as(&report, options, out).and_then(|()| out.flush());
+    super::unless_closed(written.map(|()| outcomes).map_err(ReportError::from))
+}
+
+/// Number of the iteration to compare in; `None` if the ranks have none in common.
+fn fullest(searched: &[SearchedRecording<'_>]) -> Option<u64> {
+    let peaks = searched.iter().map(|recording| {
+        let table = recording.search.categories.iterations();
+        let rows = table.rows.into_iter().filter(|row| row.is_numbered());
+        let peak = |row: crate::attribution::iterations::Iteration| {
+            let devices = row.devices.iter();
+            let gpus = devices.filter(|(index, _)| *index != DeviceIndex::CPU);
+            let allocated = gpus.map(|(_, device)| device.peak.totals.allocated.0);
+            Some((row.number, allocated.max()?))
+        };
+        rows.filter_map(peak).collect::<BTreeMap<_, _>>()
+    });
+    common_iteration(&peaks.collect::<Vec<_>>())
+}
+
+/// `rank 3` for `rank3-1234-train.mprb`, else the name itself.
+fn rank_name(file: &str) -> String {
+    let digits = file.strip_prefix("rank").map(|rest| {
+        let end = rest.find(|letter: char| !letter.is_ascii_digit());
+        &rest[..end.unwrap_or(rest.len())]
+    });
+    match digits.filter(|digits| !digits.is_empty()) {
+        Some(number) => format!("rank {number}"),
+        None => file.to_owned(),
+    }
+}
+
+impl RankReport<'_> {
+    fn add(&mut self, side: &ComparedSide<'_>) {
+        let snapshot = &side.replay.snapshot;
+        let warnings = warnings(&side.replay).into_iter();
+        let name = clean(side.name);
+        self.warnings
+            .extend(warnings.map(|warning| format!("{name}: {warning}")));
+        let found = side.found.first().into_iter().flatten();
+        for (index, found) in found.filter(|(index, _)| **index != DeviceIndex::CPU) {
+            let device = snapshot
+                .devices
+                .iter()
+                .find(|device| device.index == *index);
+            let sums = TABLES.map(|by| side.sums(*index, found, by, self.options.alike));
+            let unaccounted = sums[0].unaccounted;
+            if unaccounted != 0 {
+                self.warnings.push(format!(
+                    "{name}: {} of {index} are in no row, because events were lost.",
+                    signed(unaccounted)
+                ));
+            }
+            self.ranks.push(RankDevice {
+                name: rank_name(side.name),
+                recording: side.name.to_owned(),
+                device: *index,
+                gpu: snapshot.target.gpu(*index).map(crate::view::gpu_number),
+                peak: device.map_or(Totals::default(), |device| device.peak),
+                then: found.moment.totals,
+                ooms: device.map_or(0, |device| device.ooms),
+                failed_ms: side.first_failure_ms(),
+                sums: sums.into(),
+            });
+        }
+    }
+
+    /// The first rank to fail, or the one that reserved most.
+    fn verdict(&self) -> String {
+        let failed = self.ranks.iter().filter(|rank| rank.ooms > 0);
+        let failed: Vec<&RankDevice> = failed.collect();
+        let timed = failed.iter().filter(|rank| rank.failed_ms.is_some());
+        let first = timed.min_by_key(|rank| rank.failed_ms);
+        match (first, &failed[..]) {
+            (Some(first), [_]) => format!("{} alone ran out of memory.", label(first)),
+            (Some(first), all) if all.iter().all(|rank| rank.failed_ms.is_some()) => format!(
+                "{} was the first of {} to run out of memory.",
+                label(first),
+                counted(all.len() as u64, "rank")
+            ),
+            (_, [_, ..]) => {
+                let names: Vec<String> = failed.iter().map(|rank| label(rank)).collect();
+                format!(
+                    "Out of memory: {}. The recordings do not tell which was first.",
+                    names.join(", ")
+                )
+            }
+            _ => match self.ranks.iter().max_by_key(|rank| rank.peak.reserved) {
+                Some(most) => format!(
+                    "No rank ran out of memory. {} reserved most: {}.",
+                    label(most),
+                    human(most.peak.reserved)
+                ),
+                None => "The recordings have no memory of PyTorch's CUDA allocator.".to_owned(),
+            },
+        }
+    }
+
+    fn moment(&self) -> String {
+        match self.iteration {
+            Some(number) => format!("At the peak of each rank in iteration {number}:"),
+            None => "The ranks have no iteration in common. At the peak of each rank:".to_owned(),
+        }
+    }
+
+    fn spread(&self) -> Option<String> {
+        let bytes = self
+            .ranks
+            .iter()
+            .map(|rank| rank.then.allocated.0)
+            .collect();
+        let ranks = crate::compare::ranks::RankBytes { bytes };
+        let (least, most) = (ranks.least(), ranks.most());
+        let named = |extreme: RankExtreme| {
+            let rank = self.ranks.get(extreme.rank)?;
+            Some(format!(
+                "{} in {}",
+                human(Bytes(extreme.bytes)),
+                label(rank)
+            ))
+        };
+        Some(format!(
+            "allocated: {} to {}, a difference of {}",
+            named(least)?,
+            named(most)?,
+            human(Bytes(ranks.spread()))
+        ))
+    }
+
+    fn rows(&self, at: usize) -> Vec<RankRow> {
+        let sums: Vec<MemoryByKey> = self
+            .ranks
+            .iter()
+            .map(|rank| rank.sums[at].clone())
+            .collect();
+        table::rows(TABLES[at], &imbalance(&sums), &sums, &self.ranks)
+    }
+}
+
+fn label(rank: &RankDevice) -> String {
+    format!("{} ({})", clean(&rank.name), rank.device)
+}
+
+impl TableReport for RankReport<'_> {
+    type Row = RankRow;
+
+    fn text(&self, page: &mut Page) {
+        page.strong(&self.verdict());
+        self.warnings
+            .iter()
+            .for_each(|warning| page.warning(&format!("warning: {warning}")));
+        page.blank();
+        page.table(&table::ranks(&self.ranks));
+        if self.ranks.len() < 2 {
+            return;
+        }
+        page.blank();
+        page.line(&self.moment());
+        self.spread().iter().for_each(|spread| page.line(spread));
+        for (at, by) in TABLES.into_iter().enumerate() {
+            page.blank();
+            page.table(&table::text(by, self.rows(at), self.options.top));
+        }
+        page.note("Categories are inferred from when memory was allocated and freed.");
+    }
+
+    fn document(&self) -> Cell<'_> {
+        let tables = TABLES.into_iter().enumerate().map(|(at, by)| {
+            let mut table = Table::new(table::columns(""));
+            table.extend(crate::view::table::Output::All, self.rows(at));
+            let key = super::difference::keys::key_of_table(by);
+            Cell::Object(vec![("by", key.into()), ("rows", table.into())])
+        });
+        Cell::Object(vec![
+            ("verdict", self.verdict().into()),
+            ("iteration", self.iteration.into()),
+            (
+                "warnings",
+                Cell::list(self.warnings.iter().map(|text| Cell::from(&**text))),
+            ),
+            ("ranks", table::ranks(&self.ranks).into()),
+            ("tables", Cell::list(tables)),
+        ])
+    }
+
+    fn columns(&self) -> Vec<Column<RankRow>> {
+        table::columns("")
+    }
+
+    fn tables(&self) -> impl Iterator<Item = Table<RankRow>> {
+        (0..TABLES.len()).map(|at| {
+            let mut table = Table::new(table::columns(""));
+            table.extend(crate::view::table::Output::All, self.rows(at));
+            table
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

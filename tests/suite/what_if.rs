@@ -1,0 +1,132 @@
+//! A replay of the recorded requests under other settings, against the same program run again with them.
+
+use std::path::Path;
+
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::PyTorch;
+use serde_json::Value;
+
+/// Settings that the program is run again with.
+const SETTINGS: [&str; 4] = [
+    "expandable_segments:True",
+    "max_split_size_mb:32",
+    "roundup_power2_divisions:4",
+    "max_split_size_mb:40,max_non_split_rounding_mb:60",
+];
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Records a case of `allocator_settings.py` with default settings; returns what it printed.
+fn record(environment: &TestEnvironment, case: &str, file: &Path) -> Vec<Value> {
+    let pytorch = environment.pytorch();
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "--detail", "tensors", "-o", text(file)]);
+    command.arg("--").arg(pytorch.python());
+    command.args(["-W", "ignore", "allocator_settings.py", "--case", case]);
+    pytorch.settle(&mut command);
+    let finished = Background::start(&mut command).finish().succeeded();
+    lines(&finished.stdout)
+}
+
+/// Runs a case with other settings; returns what it printed.
+fn run_with(pytorch: &PyTorch, case: &str, settings: &str) -> Vec<Value> {
+    let mut command = pytorch.command();
+    command.args(["-W", "ignore", "allocator_settings.py", "--case", case]);
+    command.env("PYTORCH_CUDA_ALLOC_CONF", settings);
+    let finished = Background::start(&mut command).finish().succeeded();
+    lines(&finished.stdout)
+}
+
+fn lines(stdout: &str) -> Vec<Value> {
+    let lines = stdout.lines().filter(|line| line.starts_with('{'));
+    lines
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+fn peak_reserved(lines: &[Value]) -> u64 {
+    let last = lines.last().expect("peaks");
+    last["peak_reserved"].as_u64().expect("bytes")
+}
+
+/// The device of a replay under these settings.
+fn replay(environment: &TestEnvironment, file: &Path, settings: &str) -> Value {
+    let arguments = [
+        "report",
+        text(file),
+        "--what-if",
+        settings,
+        "--format",
+        "json",
+    ];
+    let report = environment.run(&arguments).succeeded();
+    let mut report: Value = serde_json::from_str(&report.stdout).expect("JSON");
+    report["devices"][0].take()
+}
+
+fn row(device: &Value, run: &str) -> u64 {
+    let rows = device["rows"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["run"] == run);
+    row.expect("a row")["peak_reserved"]
+        .as_u64()
+        .expect("bytes")
+}
+
+#[test]
+fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in ["fragments", "growing", "streams", "emptied", "training"] {
+        let file = folder.path().join(format!("{case}.mprb"));
+        let recorded = peak_reserved(&record(&environment, case, &file));
+        for settings in SETTINGS {
+            let device = replay(&environment, &file, settings);
+            assert_eq!(row(&device, "recorded"), recorded, "{case}");
+            assert_eq!(row(&device, "reproduced"), recorded, "{case}: {device}");
+            assert_eq!(device["reproduced"], true, "{case}");
+            let real = peak_reserved(&run_with(environment.pytorch(), case, settings));
+            assert_eq!(
+                row(&device, "what_if"),
+                real,
+                "{case} with {settings}: {device}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_program_of_known_sizes_on_known_streams_is_replayed_exactly() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in ["fragments", "growing", "streams"] {
+        let file = folder.path().join(format!("{case}.mprb"));
+        record(&environment, case, &file);
+        let device = replay(&environment, &file, "expandable_segments:True");
+        assert_eq!(device["exact"], true, "{case}: {device}");
+    }
+}
+
+#[test]
+fn a_failed_request_would_have_fitted_with_expandable_segments() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("gaps.mprb");
+    let recorded = record(&environment, "gaps", &file);
+    assert_eq!(recorded[0]["fits"], false, "{recorded:?}");
+    let settings = "expandable_segments:True";
+    let device = replay(&environment, &file, settings);
+    assert_eq!(device["failed"]["outcome"], "fits", "{device}");
+    let real = run_with(environment.pytorch(), "gaps", settings);
+    assert_eq!(real[0]["fits"], true, "{real:?}");
+    let device = replay(&environment, &file, "max_non_split_rounding_mb:40");
+    assert_ne!(device["failed"]["outcome"], "fits", "{device}");
+}

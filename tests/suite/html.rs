@@ -147,7 +147,7 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
         .as_array()
         .expect("rows")
         .iter();
-    let beside: i64 = rows.filter_map(|row| row["live"].as_i64()).sum();
+    let sum_of_lines: i64 = rows.filter_map(|row| row["live"].as_i64()).sum();
     let of_file = lines
         .iter()
         .filter(|(name, _)| name.contains("mlp_adam.py:"));

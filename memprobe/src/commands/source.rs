@@ -42,7 +42,7 @@ pub(super) fn read_source(path: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A source file to annotate. Its text is that of the given file, or of the file that the recording names.
+/// A source file to annotate. The text comes from the given file, or else from the file in the recording.
 pub fn annotation(source: &Path, functions: Vec<String>) -> Annotation {
     let given = source.display().to_string();
     let resolved = source.canonicalize();

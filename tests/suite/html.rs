@@ -129,6 +129,34 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     }
     assert!(compared >= 2, "{lines:?} {device}");
 
+    // The annotated source has the same bytes beside the lines.
+    let file = recorded.file();
+    let arguments = [
+        "report",
+        text(&file),
+        "--annotate",
+        "mlp_adam.py",
+        "--at",
+        "peak",
+        "--format",
+        "json",
+    ];
+    let annotated = environment.run(&arguments).succeeded();
+    let annotated: Value = serde_json::from_str(&annotated.stdout).expect("JSON");
+    let rows = annotated["devices"][0]["rows"]
+        .as_array()
+        .expect("rows")
+        .iter();
+    let sum_of_lines: i64 = rows.filter_map(|row| row["live"].as_i64()).sum();
+    let of_file = lines
+        .iter()
+        .filter(|(name, _)| name.contains("mlp_adam.py:"));
+    assert_eq!(
+        beside,
+        of_file.map(|(_, bytes)| bytes).sum::<i64>(),
+        "{annotated}"
+    );
+
     // Each table adds up to the allocator's total, at both moments.
     for (key, table) in [
         ("1", "line"),
@@ -160,22 +188,21 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
 
     // Iterations are those of the report, and choose the moment.
     let iterations = recorded.report(&environment, "iteration");
-    let iterations = iterations["devices"][0]["iterations"]
+    let iterations = iterations["devices"][0]["rows"]
         .as_array()
-        .or(iterations["rows"].as_array());
-    let iterations = iterations.expect("iterations").clone();
+        .expect("rows")
+        .clone();
     let whole: Vec<&Value> = iterations
         .iter()
         .filter(|row| row["kind"] == "iteration")
         .collect();
-    let third = whole[2];
     browser.script("document.querySelector('#iterations').scrollIntoView()");
     browser.click("#iteration-rows .grid-row:nth-of-type(5)");
     let chosen = browser.text("#iteration-rows .grid-row.selected [data-column=name]");
     let of_report = whole
         .iter()
         .find(|row| row["iteration"].to_string() == chosen);
-    let of_report = of_report.unwrap_or_else(|| panic!("{chosen} {third}"));
+    let of_report = of_report.unwrap_or_else(|| panic!("{chosen} {whole:?}"));
     assert_eq!(
         moment(&browser, 0, "allocated"),
         of_report["peak_allocated"].as_i64().expect("bytes")

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use crate::report::Annotation;
+use crate::report::{Annotation, SourceFile};
 
 /// Largest source file.
 const LARGEST: u64 = 4 << 20;
@@ -42,21 +42,33 @@ pub(super) fn read_source(path: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A source file to annotate, with its text on this machine.
+/// A source file to annotate. The text comes from the given file, or else from the file in the recording.
 pub fn annotation(source: &Path, functions: Vec<String>) -> Annotation {
     let given = source.display().to_string();
     let resolved = source.canonicalize();
     let resolved = resolved.map_or_else(|_| given.clone(), |path| path.display().to_string());
-    let modified = std::fs::metadata(source).and_then(|data| data.modified());
-    let modified = modified
-        .ok()
-        .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let source = source.to_owned();
+    let text_of = move |recorded: &str| {
+        let path = match source.exists() {
+            true => &*source,
+            false => Path::new(recorded),
+        };
+        Ok(SourceFile {
+            text: read_source(path)?,
+            modified_ms: modified_ms(path),
+        })
+    };
     Annotation {
         paths: [given, resolved],
         functions,
-        text: read_source(source),
-        modified_ms: modified.and_then(|at| u64::try_from(at.as_millis()).ok()),
+        text_of: Box::new(text_of),
     }
+}
+
+fn modified_ms(path: &Path) -> Option<u64> {
+    let modified = std::fs::metadata(path).and_then(|data| data.modified());
+    let since = modified.ok()?.duration_since(UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_millis()).ok()
 }
 
 #[cfg(test)]

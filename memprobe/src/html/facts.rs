@@ -28,7 +28,7 @@ pub(super) struct PageFacts {
     /// Losses, limits and everything else that the figures do not cover.
     pub notes: Vec<String>,
     categories: Vec<CategoryFacts>,
-    /// What divides iterations.
+    /// Events that divide iterations.
     iterations_by: &'static str,
     /// Unix time of the start in milliseconds; `None` if the wall clock was not set.
     wall_start_ms: Option<u64>,

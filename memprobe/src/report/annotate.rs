@@ -29,9 +29,14 @@ pub struct Annotation {
     pub paths: [String; 2],
     /// Functions to show, such as `forward` or `Net.forward`; all if empty.
     pub functions: Vec<String>,
-    /// Text of the file; an error is the reason for missing text.
-    pub text: Result<String, String>,
-    /// Time of the last change of the file in milliseconds since 1970; `None` if unknown.
+    /// Reads the text, given the name of the file in the recording. An error is the reason for missing text.
+    pub text_of: Box<dyn Fn(&str) -> Result<SourceFile, String>>,
+}
+
+/// Text of a source file.
+pub struct SourceFile {
+    pub text: String,
+    /// Time of the last change in milliseconds since 1970; `None` if unknown.
     pub modified_ms: Option<u64>,
 }
 
@@ -87,7 +92,9 @@ pub fn write_annotated<R: BufRead>(
     let devices = &replay.snapshot.devices;
     let sites: Vec<(&Site, LineFigures)> = devices.iter().flat_map(all).collect();
     let file = annotation.file(&sites)?;
-    let functions = annotation.functions(&file, &sites)?;
+    let source = (annotation.text_of)(&file);
+    let text = source.as_ref().map(|source| &*source.text);
+    let functions = annotation.functions(&file, text, &sites)?;
     let mut found = BTreeMap::new();
     for device in devices {
         let moment = options.moment;
@@ -106,8 +113,24 @@ pub fn write_annotated<R: BufRead>(
             "no request failed in it; leave out --at oom, or give --at peak".to_owned(),
         ));
     }
-    let notes = annotation.notes(&file, &sites, replay.header.wall_start_ms, options.moment);
-    let table = |index| Some(annotation.table(index, found.get(&index)?, &functions));
+    let when = match options.moment {
+        SegmentMoment::End => "at the end",
+        SegmentMoment::Peak => "at the peak of the device",
+        SegmentMoment::OutOfMemory => "at the last out-of-memory error",
+    };
+    let mut notes = vec![format!(
+        "LIVE: {when}. PEAK: the line's own. ALLOCATED: all its blocks. ACTIVE, RESERVED: highest totals of the \
+         device just after it allocated."
+    )];
+    notes.extend(doubt(&file, &source, &sites, replay.header.wall_start_ms));
+    let table = |index| {
+        Some(table(
+            index,
+            found.get(&index)?,
+            text.ok(),
+            functions.as_deref(),
+        ))
+    };
     let report = once(&replay, columns, notes, table);
     let written = document::write(&report, &replay, options, out);
     unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)))
@@ -181,12 +204,13 @@ impl Annotation {
     fn functions(
         &self,
         file: &str,
+        text: Result<&str, &String>,
         sites: &[(&Site, LineFigures)],
     ) -> Result<Option<Vec<LineRange>>, ReportError> {
         if self.functions.is_empty() {
             return Ok(None);
         }
-        let of_text = self.text.as_deref().map(Functions::of);
+        let of_text = text.map(Functions::of);
         let mut ranges = Vec::new();
         for name in &self.functions {
             let found: Vec<LineRange> = match &of_text {
@@ -213,118 +237,106 @@ impl Annotation {
         }
         Ok(Some(ranges))
     }
+}
 
-    /// Sentences on the table, and on text that is not the one that ran.
-    fn notes(
-        &self,
-        file: &str,
-        sites: &[(&Site, LineFigures)],
-        start_ms: Option<u64>,
-        moment: SegmentMoment,
-    ) -> Vec<String> {
-        let when = match moment {
-            SegmentMoment::End => "at the end",
-            SegmentMoment::Peak => "at the peak of the device",
-            SegmentMoment::OutOfMemory => "at the last out-of-memory error",
-        };
-        let mut notes = vec![format!(
-            "LIVE: {when}. PEAK: the line's own. ALLOCATED: all its blocks. ACTIVE, RESERVED: highest totals of the \
-             device just after it allocated."
-        )];
-        let of_file = sites.iter().filter_map(|(site, _)| site.frame());
-        let of_file = of_file.filter(|frame| &*frame.file == file && frame.line > 0);
-        match &self.text {
-            Err(reason) => notes.push(format!(
-                "warning: there is no source text: {}: {}",
-                clean(file),
-                clean(reason)
-            )),
-            Ok(text) => {
-                let functions = Functions::of(text);
-                let differs = of_file.filter(|it| !functions.can_hold(it.line, &it.function));
-                let lines: BTreeSet<u32> = differs.map(|frame| frame.line).collect();
-                if let Some(line) = lines.first() {
-                    notes.push(format!(
-                        "warning: the source on this machine is not the one that ran: line {line} is not in the \
-                         function that allocated"
-                    ));
-                } else if self
-                    .modified_ms
-                    .zip(start_ms)
-                    .is_some_and(|(at, start)| at > start)
-                {
-                    notes.push(
-                        "warning: the source on this machine was changed after the recording began"
-                            .to_owned(),
-                    );
-                }
-            }
+/// Sentence on text that is missing, or is not the one that ran.
+fn doubt(
+    file: &str,
+    source: &Result<SourceFile, String>,
+    sites: &[(&Site, LineFigures)],
+    start_ms: Option<u64>,
+) -> Option<String> {
+    let source = match source {
+        Err(reason) => {
+            let (file, reason) = (clean(file), clean(reason));
+            return Some(format!(
+                "warning: there is no source text: {file}: {reason}"
+            ));
         }
-        notes
+        Ok(source) => source,
+    };
+    let functions = Functions::of(&source.text);
+    let frames = sites.iter().filter_map(|(site, _)| site.frame());
+    let own = frames.filter(|frame| &*frame.file == file && frame.line > 0);
+    let differs = own.filter(|it| !functions.can_hold(it.line, &it.function));
+    if let Some(line) = differs.map(|frame| frame.line).min() {
+        return Some(format!(
+            "warning: the source on this machine is not the one that ran: line {line} is not in the function that \
+             allocated"
+        ));
     }
+    let is_newer = source
+        .modified_ms
+        .zip(start_ms)
+        .is_some_and(|(at, start)| at > start);
+    is_newer.then(|| {
+        "warning: the source on this machine was changed after the recording began".to_owned()
+    })
+}
 
-    fn table(
-        &self,
-        index: DeviceIndex,
-        device: &AnnotatedDevice,
-        functions: &Option<Vec<LineRange>>,
-    ) -> Table<AnnotatedRow> {
-        let mut table = Table::new(columns());
-        let text: Vec<&str> = self
-            .text
-            .as_deref()
-            .map_or(Vec::new(), |it| it.lines().collect());
-        let known = device.lines.keys().copied();
-        let is_shown = |line: u32| match functions {
-            Some(ranges) => ranges.iter().any(|range| range.contains(&line)),
-            None => {
-                let near = line.saturating_sub(CONTEXT)..=line.saturating_add(CONTEXT);
-                device.lines.range(near).next().is_some()
-            }
-        };
-        let last = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let all: BTreeSet<u32> = (1..=last)
-            .chain(known)
-            .filter(|line| is_shown(*line))
-            .collect();
-        let mut before = None;
-        let mut sum = 0_u64;
-        for line in all {
-            if before.is_some_and(|before: u32| before + 1 < line) {
-                table.push(Output::Text, AnnotatedRow::default());
-            }
-            before = Some(line);
-            let found = device.lines.get(&line);
-            sum = sum.saturating_add(found.map_or(0, |(live, _)| live.0));
-            let at = usize::try_from(line).unwrap_or(usize::MAX).checked_sub(1);
-            let text = match at.and_then(|at| text.get(at)) {
-                Some(text) => clean(&text.replace('\t', "    ")),
-                None => "(no such line in the source)".to_owned(),
-            };
-            let row = AnnotatedRow {
+/// Lines of the source with their figures, and what adds up to the device's total.
+fn table(
+    index: DeviceIndex,
+    device: &AnnotatedDevice,
+    text: Option<&str>,
+    functions: Option<&[LineRange]>,
+) -> Table<AnnotatedRow> {
+    let mut table = Table::new(columns());
+    let text: Vec<&str> = text.map_or(Vec::new(), |it| it.lines().collect());
+    let is_shown = |line: u32| match functions {
+        Some(ranges) => ranges.iter().any(|range| range.contains(&line)),
+        None => {
+            let near = line.saturating_sub(CONTEXT)..=line.saturating_add(CONTEXT);
+            device.lines.range(near).next().is_some()
+        }
+    };
+    let last = u32::try_from(text.len()).unwrap_or(u32::MAX);
+    let all = (1..=last).chain(device.lines.keys().copied());
+    let all: BTreeSet<u32> = all.filter(|line| is_shown(*line)).collect();
+    let mut before = None;
+    let mut sum = 0_u64;
+    for line in all {
+        if before.is_some_and(|before: u32| before + 1 < line) {
+            table.push(Output::Text, AnnotatedRow::default());
+        }
+        before = Some(line);
+        let found = device.lines.get(&line);
+        sum = sum.saturating_add(found.map_or(0, |(live, _)| live.0));
+        table.push(
+            Output::All,
+            AnnotatedRow {
                 device: Some(index),
                 live: found.map(|(live, _)| *live),
                 figures: found.map(|(_, figures)| *figures),
                 line: Some(line),
-                text,
-            };
-            table.push(Output::All, row);
-        }
-        let total = device.totals.allocated;
-        let rest = Bytes(total.0.saturating_sub(sum));
-        for (bytes, text) in [
-            (rest, "(everything else)".to_owned()),
-            (total, total_name(index, SoftwareLayer::Allocator)),
-        ] {
-            let row = AnnotatedRow {
-                device: Some(index),
-                live: Some(bytes),
-                text,
-                ..AnnotatedRow::default()
-            };
-            table.push(Output::Text, row);
-        }
-        table
+                text: source_line(&text, line),
+            },
+        );
+    }
+    let total = device.totals.allocated;
+    let rest = Bytes(total.0.saturating_sub(sum));
+    for (bytes, text) in [
+        (rest, "(everything else)".to_owned()),
+        (total, total_name(index, SoftwareLayer::Allocator)),
+    ] {
+        let row = AnnotatedRow {
+            device: Some(index),
+            live: Some(bytes),
+            text,
+            ..AnnotatedRow::default()
+        };
+        table.push(Output::Text, row);
+    }
+    table
+}
+
+fn source_line(text: &[&str], line: u32) -> String {
+    let at = usize::try_from(line)
+        .ok()
+        .and_then(|line| line.checked_sub(1));
+    match at.and_then(|at| text.get(at)) {
+        Some(text) => clean(&text.replace('\t', "    ")),
+        None => "(no such line in the source)".to_owned(),
     }
 }
 

@@ -128,7 +128,6 @@ class Page {
       const [a, b] = [sums.a.bytes[at], sums.b.bytes[at]];
       if (a === 0 && b === 0) return;
       const bytes = value(a, b);
-      if (bytes === 0 && state.show !== 'difference') return;
       const blocks = value(sums.a.blocks[at], sums.b.blocks[at]);
       const entry = { ...row, at, a, b, value: bytes, blocks };
       if (find && !rowText(entry).toLowerCase().includes(find)) return;

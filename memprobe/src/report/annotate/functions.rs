@@ -101,7 +101,7 @@ fn definition(code: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Brackets that a line opens, less those that it closes. Brackets in texts count too, which a balanced text undoes.
+/// Number of brackets opened on a line, minus those closed. Brackets in texts count too; most texts are balanced.
 fn balance(code: &str) -> i64 {
     let code = code.split('#').next().unwrap_or(code);
     let letters = code.chars().map(|letter| match letter {

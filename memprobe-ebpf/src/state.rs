@@ -31,6 +31,8 @@ pub struct Thread {
     pub graph_task: u64,
     /// Address of its variable with the node that it evaluates, or 0.
     pub evaluating_node: u64,
+    /// The node that it evaluates, if the walk of its stack in this event has read it; else [`Self::NODE_NOT_READ`].
+    pub node: u64,
     /// Its evaluations of nodes of autograd's graph.
     pub evaluations: Evaluations,
     /// Address of its variable with autograd's modes, or 0.
@@ -54,6 +56,11 @@ pub struct Thread {
     pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],
     /// The stack being built.
     pub stack: StackRecord,
+}
+
+impl Thread {
+    /// No address of a node.
+    pub const NODE_NOT_READ: u64 = 1;
 }
 
 /// Evaluations of nodes of autograd's graph by a thread.

@@ -37,6 +37,10 @@ const FRAMES_ON_C_STACK: u32 = 0x030c;
 /// a read, never a frame.
 const C_STACK_REACH: u64 = 1 << 20;
 
+/// Bytes of the interpreter's data stack that are mapped together (`DATA_STACK_CHUNK_SIZE`,
+/// Python/pystate.c@v3.11.0).
+const CHUNK: u64 = 16384;
+
 /// Bytes of the smallest page on x86-64.
 const PAGE: u64 = 4096;
 
@@ -373,14 +377,22 @@ fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_poi
             }
         }
     } else {
-        // Not below the frame's own page: the page before may not be mapped, and a read that
-        // faults costs more than all others together.
-        let base = frame.wrapping_sub(LAST).max(frame & !(PAGE - 1));
+        // Not below the frame's own page, unless a page further down was read before: the page may not be mapped, and
+        // a read that faults costs more than all others together.
+        let page = frame & !(PAGE - 1);
+        let lowest = thread.lowest_page;
+        let base = frame.wrapping_sub(LAST);
+        let is_near = page.wrapping_sub(lowest) < CHUNK;
+        let base = if is_near { base.max(lowest) } else { base.max(page) };
+        if !is_near {
+            thread.lowest_page = page;
+        }
         thread.data_window = base;
         select_window(thread, base, base);
         // SAFETY: the first window is WINDOW bytes.
         unsafe {
             if !read(first, WINDOW as u32, base) {
+                thread.lowest_page = 0;
                 thread.data_window = NO_WINDOW;
                 select_window(thread, NO_WINDOW, frame - LAST);
                 read_alone(thread, first.add(LAST as usize), config, frame);

@@ -47,6 +47,8 @@ pub struct Thread {
     pub window: u64,
     /// The address that corresponds to the start of `windows`, for the frame's window.
     pub origin: u64,
+    /// The lowest page of a chunk of the interpreter's data stack that this thread's frames were read from, or 0.
+    pub lowest_page: u64,
     /// The last frame that the walk could not read, or 0. Only for diagnostics.
     pub unreadable_frame: u64,
     /// Slot for `verifier::hide`.

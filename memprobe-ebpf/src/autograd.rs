@@ -47,8 +47,12 @@ pub fn read_engine_state(process: &ProcessConfig, thread: &mut Thread) -> u64 {
         [words.read(), words.byte_add(distance as usize).read()]
     };
     // A pointer to either begins with the address.
-    let (task, node) = if first == task { (low, high) } else { (high, low) };
-    thread.node = node;
+    let (task, node) = if first == task {
+        (low, high)
+    } else {
+        (high, low)
+    };
+    thread.node = node | Thread::NODE_READ;
     task
 }
 
@@ -56,8 +60,8 @@ pub fn read_engine_state(process: &ProcessConfig, thread: &mut Thread) -> u64 {
 /// or that is unknown.
 #[inline(always)]
 pub fn evaluating_node(process: &ProcessConfig, thread: &mut Thread) -> u64 {
-    if thread.node != Thread::NODE_NOT_READ {
-        return thread.node;
+    if thread.node & Thread::NODE_READ != 0 {
+        return thread.node & !Thread::NODE_READ;
     }
     if thread.evaluating_node == 0 {
         thread.evaluating_node = thread_local::find(&process.evaluating_node).unwrap_or(0);

@@ -169,7 +169,7 @@ fn walk_thread(
     stack_pointer: u64,
 ) -> Result<PythonStack, PythonStack> {
     let config = &process.python;
-    thread.node = Thread::NODE_NOT_READ;
+    thread.node = 0;
     let top = top_frame(config, thread)?;
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
@@ -381,18 +381,25 @@ fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_poi
         // a read that faults costs more than all others together.
         let page = frame & !(PAGE - 1);
         let lowest = thread.lowest_page;
-        let base = frame.wrapping_sub(LAST);
-        let is_near = page.wrapping_sub(lowest) < CHUNK;
-        let base = if is_near { base.max(lowest) } else { base.max(page) };
+        let reach = frame.wrapping_sub(LAST);
+        let mut is_near = page.wrapping_sub(lowest) < CHUNK;
+        let mut base = reach.max(if is_near { lowest } else { page });
+        // SAFETY: the first window is WINDOW bytes.
+        let mut covers = unsafe { read(first, WINDOW as u32, base) };
+        if !covers && is_near {
+            is_near = false;
+            base = reach.max(page);
+            // SAFETY: as above.
+            covers = unsafe { read(first, WINDOW as u32, base) };
+        }
         if !is_near {
             thread.lowest_page = page;
         }
         thread.data_window = base;
         select_window(thread, base, base);
-        // SAFETY: the first window is WINDOW bytes.
+        // SAFETY: as above.
         unsafe {
-            if !read(first, WINDOW as u32, base) {
-                thread.lowest_page = 0;
+            if !covers {
                 thread.data_window = NO_WINDOW;
                 select_window(thread, NO_WINDOW, frame - LAST);
                 read_alone(thread, first.add(LAST as usize), config, frame);

@@ -31,7 +31,7 @@ pub struct Thread {
     pub graph_task: u64,
     /// Address of its variable with the node that it evaluates, or 0.
     pub evaluating_node: u64,
-    /// The node that it evaluates, if the walk of its stack in this event has read it; else [`Self::NODE_NOT_READ`].
+    /// The node that it evaluates, with [`Self::NODE_READ`], if the walk of its stack in this event has read it; else 0.
     pub node: u64,
     /// Its evaluations of nodes of autograd's graph.
     pub evaluations: Evaluations,
@@ -61,8 +61,8 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// No address of a node.
-    pub const NODE_NOT_READ: u64 = 1;
+    /// A bit that no address of a node has.
+    pub const NODE_READ: u64 = 1;
 }
 
 /// Evaluations of nodes of autograd's graph by a thread.

@@ -20,7 +20,7 @@ pub enum DriverListing {
 ///
 /// It counts as suspended if the driver had listed it, lists it no more, and its allocator still has segments: a
 /// process that gives its context up by itself loses them too.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SuspensionTracker {
     was_listed: bool,
     is_suspended: bool,

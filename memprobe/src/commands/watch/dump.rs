@@ -39,7 +39,7 @@ pub(super) type DriverReading = (TimeNs, Result<Sample, String>);
 /// Labels of live blocks, and the consistency of their reading.
 pub(super) type ObjectReading = Result<(BlockLabels, Consistency)>;
 
-pub(super) enum Evidence {
+pub(super) enum DumpEvidence {
     Driver(DriverReading),
     Objects(Box<ObjectReading>),
 }
@@ -159,9 +159,9 @@ impl PendingDump {
         }
     }
 
-    pub(super) fn take(&mut self, evidence: Evidence) {
+    pub(super) fn take(&mut self, evidence: DumpEvidence) {
         match evidence {
-            Evidence::Driver(reading) => {
+            DumpEvidence::Driver(reading) => {
                 self.is_asking_driver = false;
                 // A process that has ended holds nothing any more: the earlier answer says more.
                 let tgid = self.tgid;
@@ -174,7 +174,7 @@ impl PendingDump {
                     self.driver = Some(reading);
                 }
             }
-            Evidence::Objects(reading) => self.objects = Objects::Arrived(reading),
+            DumpEvidence::Objects(reading) => self.objects = Objects::Arrived(reading),
         }
     }
 
@@ -441,8 +441,11 @@ mod tests {
     fn labels_come_before_the_failed_request_without_blocks_that_changed_since() {
         let mut dump = failed();
         dump.follow(&Event::Memory(memory(60, Action::Free, 1024)));
-        dump.take(Evidence::Objects(Box::new(labels(70))));
-        dump.take(Evidence::Driver((TimeNs(55), Err("no driver".to_owned()))));
+        dump.take(DumpEvidence::Objects(Box::new(labels(70))));
+        dump.take(DumpEvidence::Driver((
+            TimeNs(55),
+            Err("no driver".to_owned()),
+        )));
         // An event from before the reading may be on its way.
         assert!(!dump.is_whole(false) && dump.is_whole(true));
         dump.complete();
@@ -467,7 +470,7 @@ mod tests {
     fn labels_are_left_out_if_events_were_lost_meanwhile() {
         let mut dump = failed();
         dump.follow(&Event::Loss(Default::default()));
-        dump.take(Evidence::Objects(Box::new(labels(70))));
+        dump.take(DumpEvidence::Objects(Box::new(labels(70))));
         dump.complete();
         let facts = dump.facts();
         assert_eq!(facts.objects, None);
@@ -480,11 +483,11 @@ mod tests {
         let before = (TimeNs(40), Ok(sample(&[(7, 300), (9, 600)])));
         let mut dump = failed();
         dump.driver = Some(before);
-        dump.take(Evidence::Driver((TimeNs(90), Ok(sample(&[(9, 600)])))));
+        dump.take(DumpEvidence::Driver((TimeNs(90), Ok(sample(&[(9, 600)])))));
         let (asked, _) = dump.driver.as_ref().expect("an answer");
         assert_eq!(*asked, TimeNs(40));
         let later = (TimeNs(95), Ok(sample(&[(7, 301)])));
-        dump.take(Evidence::Driver(later));
+        dump.take(DumpEvidence::Driver(later));
         let (asked, _) = dump.driver.as_ref().expect("an answer");
         assert_eq!(*asked, TimeNs(95));
     }

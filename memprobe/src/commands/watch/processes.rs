@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::DumpObjects;
 use super::cooldown::Cooldown;
-use super::dump::{DriverReading, Evidence, PendingDump};
+use super::dump::{DriverReading, DumpEvidence, PendingDump};
 use super::flight::FlightRecorder;
 use super::folder::DumpFolder;
 use super::hook::Hook;
@@ -47,8 +47,8 @@ pub(super) struct WatchedProcesses {
     dumps: u64,
     counted: u64,
     finished: Arc<()>,
-    send: mpsc::UnboundedSender<(Tgid, Evidence)>,
-    arrived: mpsc::UnboundedReceiver<(Tgid, Evidence)>,
+    send: mpsc::UnboundedSender<(Tgid, DumpEvidence)>,
+    arrived: mpsc::UnboundedReceiver<(Tgid, DumpEvidence)>,
 }
 
 impl WatchedProcess {
@@ -86,7 +86,7 @@ impl WatchedProcesses {
     }
 
     /// Waits for evidence of a dump.
-    pub(super) async fn next(&mut self) -> (Tgid, Evidence) {
+    pub(super) async fn next(&mut self) -> (Tgid, DumpEvidence) {
         match self.arrived.recv().await {
             Some(arrived) => arrived,
             // It has a sender of its own.
@@ -94,7 +94,7 @@ impl WatchedProcesses {
         }
     }
 
-    pub(super) fn take(&mut self, (tgid, evidence): (Tgid, Evidence)) {
+    pub(super) fn take(&mut self, (tgid, evidence): (Tgid, DumpEvidence)) {
         let process = self.processes.get_mut(&tgid);
         if let Some(pending) = process.and_then(|process| process.pending.as_mut()) {
             pending.take(evidence);
@@ -169,7 +169,7 @@ impl WatchedProcesses {
         let send = self.send.clone();
         tokio::task::spawn_blocking(move || {
             let sample = sample_driver();
-            let _ = send.send((tgid, Evidence::Driver((crate::session::now(), sample))));
+            let _ = send.send((tgid, DumpEvidence::Driver((crate::session::now(), sample))));
         });
         match self.options.objects {
             DumpObjects::Unread => pending.leave_objects("--no-names"),
@@ -180,7 +180,7 @@ impl WatchedProcesses {
                     let taken = snapshot::taken(tgid, manner, Allocators::Cuda, &progress);
                     let read = taken.map(|taken| (named(&taken, tgid), taken.consistency));
                     // Nobody listens where the watch has ended meanwhile.
-                    let _ = send.send((tgid, Evidence::Objects(Box::new(read))));
+                    let _ = send.send((tgid, DumpEvidence::Objects(Box::new(read))));
                 });
             }
         }

@@ -287,7 +287,8 @@ impl Suspension {
         if let Some(lack) = &left {
             messages::print(&format!("waiting for free memory on the GPU: {lack}"));
         }
-        while left.is_some() && Instant::now() < until {
+        let has_ended = || self.subject.watched.has_ended();
+        while left.is_some() && !has_ended() && Instant::now() < until {
             tokio::select! {
                 _ = interrupts.next() => break,
                 () = tokio::time::sleep(ASK) => left = missing(),
@@ -295,6 +296,7 @@ impl Suspension {
         }
         let pid = self.subject.tgid.0;
         match left {
+            _ if has_ended() => Ok(()),
             None => Ok(()),
             Some(lack) => bail!(
                 "PID {pid} stays suspended: {lack}. A restore without room could end it. Free memory on the GPU, then \

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::{EndReason, Header};
-use crate::event::tensors::DType;
+use crate::event::tensors::{DType, Retainer, TensorKind};
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, Bytes, Context, DeviceIndex, Event, Frame, Losses,
-    MemoryEvent, NoStack, Purpose, PurposeId, Stack, StackId, StackKind, TensorSpec, Tgid, Tid,
-    TimeNs, Totals,
+    Action, Address, AtAttach, BlockLabels, BlockPurpose, Bytes, Context, DeviceIndex, Event,
+    Frame, LabeledBlock, Losses, MemoryEvent, NoStack, Purpose, PurposeId, Stack, StackId,
+    StackKind, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::Grouping;
@@ -323,6 +323,46 @@ pub(crate) fn late_attach() -> Vec<Event> {
             ..freed
         }),
     ]
+}
+
+/// Attach to a running process whose objects name both of its blocks; then it allocates another one.
+pub(crate) fn labeled_attach() -> Vec<Event> {
+    let block =
+        |addr, mib: u64| LabeledBlock::unlabeled(Address(addr), Bytes(mib * MIB), DeviceIndex(0));
+    let retainer = Retainer {
+        by: "serve.py:61 main() -> cache['kv'][*]".into(),
+        class: Some("list".into()),
+        slot: None,
+        through: None,
+        exclusive: true,
+    };
+    let labels = BlockLabels {
+        time: TimeNs(5_000_000_010),
+        tgid: Tgid(1234),
+        blocks: vec![
+            LabeledBlock {
+                kind: Some(TensorKind::Parameter),
+                module: Some("model.fc".into()),
+                ..block(0x7f00_0000_0000, 2)
+            },
+            LabeledBlock {
+                kind: Some(TensorKind::Tensor),
+                retainer: Some(retainer.into()),
+                ..block(0x7f00_0020_0000, 1)
+            },
+            // Not from before attach.
+            block(0x7f00_0080_0000, 1),
+        ],
+        optimizers: Vec::new(),
+    };
+    let mut events = late_attach();
+    events.pop();
+    events.push(Event::BaselineLabels(labels.into()));
+    events.push(Event::Memory(MemoryEvent {
+        totals: totals(7 * MIB, 64 * MIB),
+        ..memory(Action::Alloc, 30, 0x7f00_0080_0000, 4 * MIB)
+    }));
+    events
 }
 
 /// Totals at attach; `unread` is the reason why its blocks were not read.

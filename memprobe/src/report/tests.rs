@@ -3,14 +3,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::event::tensors::{Retainer, TensorKind};
 use crate::event::{
     Action, Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, Event,
     LabeledBlock, MemoryEvent, Module, Stack, StackId, StackKind, Tgid, TimeNs,
 };
 use crate::recording::samples::{
-    MIB, at_attach, compact_recording, frame, late_attach, memory, on_the_cpu, purposes, recording,
-    stack, story, tensors, totals,
+    MIB, at_attach, compact_recording, frame, labeled_attach, late_attach, memory, on_the_cpu,
+    purposes, recording, stack, story, tensors, totals,
 };
 
 fn report(file: &[u8], options: ReportOptions) -> String {
@@ -82,43 +81,6 @@ fn the_table_of_a_recording_with_a_little_of_everything() {
 #[test]
 fn the_table_of_a_late_attach_counts_what_was_found() {
     insta::assert_snapshot!(table(&late_attach()));
-}
-
-/// Attach to a running process whose objects name both of its blocks; then it allocates another one.
-fn labeled_attach() -> Vec<Event> {
-    let block =
-        |addr, mib: u64| LabeledBlock::unlabeled(Address(addr), Bytes(mib * MIB), DeviceIndex(0));
-    let retainer = Retainer {
-        by: "serve.py:61 main() -> cache['kv'][*]".into(),
-        class: Some("list".into()),
-        slot: None,
-        through: None,
-        exclusive: true,
-    };
-    let labels = BlockLabels {
-        time: TimeNs(5_000_000_010),
-        tgid: Tgid(1234),
-        blocks: vec![
-            LabeledBlock {
-                kind: Some(TensorKind::Parameter),
-                module: Some("model.fc".into()),
-                ..block(0x7f00_0000_0000, 2)
-            },
-            LabeledBlock {
-                kind: Some(TensorKind::Tensor),
-                retainer: Some(retainer.into()),
-                ..block(0x7f00_0020_0000, 1)
-            },
-            // Not from before attach.
-            block(0x7f00_0080_0000, 1),
-        ],
-        optimizers: Vec::new(),
-    };
-    let mut events = late_attach();
-    events.pop();
-    events.push(Event::BaselineLabels(labels.into()));
-    events.push(step(Action::Alloc, 30, 0x7f00_0080_0000, 4, 0, 7));
-    events
 }
 
 #[test]

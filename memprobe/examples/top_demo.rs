@@ -237,6 +237,7 @@ impl Stage {
                     used: Bytes(used),
                     total: Bytes(80 << 30),
                 }),
+                others: None,
                 mig_devices: None,
                 processes: Ok(()),
             }

@@ -100,20 +100,6 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
 }
 
 #[test]
-fn a_program_of_known_sizes_on_known_streams_is_replayed_exactly() {
-    let Some(environment) = TestEnvironment::take() else {
-        return;
-    };
-    let folder = tempfile::tempdir().expect("a folder");
-    for case in ["fragments", "growing", "streams"] {
-        let file = folder.path().join(format!("{case}.mprb"));
-        record(&environment, case, &file);
-        let device = replay(&environment, &file, "expandable_segments:True");
-        assert_eq!(device["exact"], true, "{case}: {device}");
-    }
-}
-
-#[test]
 fn a_failed_request_would_have_fitted_with_expandable_segments() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -152,7 +152,7 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
         .iter()
         .filter(|(name, _)| name.contains("mlp_adam.py:"));
     assert_eq!(
-        beside,
+        sum_of_lines,
         of_file.map(|(_, bytes)| bytes).sum::<i64>(),
         "{annotated}"
     );

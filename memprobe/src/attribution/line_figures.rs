@@ -1,6 +1,7 @@
 //! Figures of each line of Python over a whole recording, for annotated source text.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
@@ -40,7 +41,11 @@ struct LineState {
 /// Figures of all lines, updated by each event.
 #[derive(Debug, Default)]
 pub struct LineFigureLedger {
-    lines: HashMap<(DeviceIndex, SiteRef), LineState>,
+    lines: HashMap<(DeviceIndex, usize), LineState>,
+    /// A site of each line; several sites of one file and line are one line.
+    sites: Vec<SiteRef>,
+    numbers_of_sites: HashMap<SiteRef, usize>,
+    numbers_of_places: HashMap<(Arc<str>, u32), usize>,
     peaks: HighWaterMarks,
     /// Failed requests so far.
     failures: u64,
@@ -60,7 +65,7 @@ impl LineFigureLedger {
             .iter()
             .filter(move |((index, _), _)| *index == device);
         let peak = self.peaks.get(device).map_or(0, |mark| mark.number);
-        lines.map(move |((_, site), line)| {
+        lines.map(move |((_, number), line)| {
             let now = line.figures.live.0;
             let at_failure = match self.failures {
                 0 => 0,
@@ -71,7 +76,7 @@ impl LineFigureLedger {
                 at_failure: Bytes(at_failure),
                 ..line.figures
             };
-            (ledger.site_of(*site, Grouping::User), figures)
+            (ledger.site_of(self.sites[*number], Grouping::User), figures)
         })
     }
 
@@ -119,6 +124,27 @@ impl LineFigureLedger {
         }
     }
 
+    /// Number of the line of a site: that of its file and line, if it has some.
+    fn number(&mut self, site: SiteRef, ledger: &Ledger) -> usize {
+        if let Some(number) = self.numbers_of_sites.get(&site) {
+            return *number;
+        }
+        let new = self.sites.len();
+        let frame = ledger.site_of(site, Grouping::User).frame();
+        let number = match frame {
+            Some(frame) => {
+                let place = (Arc::clone(&frame.file), frame.line);
+                *self.numbers_of_places.entry(place).or_insert(new)
+            }
+            None => new,
+        };
+        if number == new {
+            self.sites.push(site);
+        }
+        self.numbers_of_sites.insert(site, number);
+        number
+    }
+
     /// Line of a block, ready for a change, and the size of the block; `None` for one from before attach.
     fn line(
         &mut self,
@@ -130,8 +156,8 @@ impl LineFigureLedger {
         if block.is_baseline {
             return None;
         }
-        let site = ledger.site_ref(block.stack, Grouping::User);
-        let line = self.lines.entry((block.device, site)).or_default();
+        let number = self.number(ledger.site_ref(block.stack, Grouping::User), ledger);
+        let line = self.lines.entry((block.device, number)).or_default();
         let live = line.figures.live.0;
         line.at_peak.save(peak, live);
         line.at_failure.save(self.failures, live);
@@ -166,7 +192,7 @@ impl PeakAnalysis for LineFigureLedger {
 mod tests {
     use super::super::WithCategories;
     use super::super::allocation_groups::samples::{DEVICE, learning};
-    use super::super::allocations::{AllocationHistory, EventNumber};
+    use super::super::allocations::{Allocation, AllocationHistory, EventNumber};
     use super::*;
 
     #[test]
@@ -178,9 +204,11 @@ mod tests {
         let mut lines = 0;
         for (site, figures) in figures.lines(DEVICE, &played.ledger) {
             let all = history.allocations().iter();
-            let own = all.filter(|it| {
-                !it.is_baseline && played.ledger.site(it.stack, Grouping::User) == site
-            });
+            let place = |site: &Site| site.frame().map(|it| (it.file.clone(), it.line));
+            let is_own = |it: &&Allocation| {
+                place(played.ledger.site(it.stack, Grouping::User)) == place(site)
+            };
+            let own = all.filter(|it| !it.is_baseline).filter(is_own);
             let live = |event: EventNumber| {
                 let live = own.clone().filter(|it| it.is_live_at(event));
                 Bytes(live.map(|it| it.size.0).sum())

@@ -152,14 +152,7 @@ fn lines_of(
             SegmentMoment::Peak => figures.at_peak,
             SegmentMoment::OutOfMemory => figures.at_failure,
         };
-        let (sum, all) = lines.entry(frame.line).or_default();
-        sum.0 = sum.0.saturating_add(live.0);
-        // The forward line and its backward passes: their peaks are at different times.
-        all.peak.0 = all.peak.0.saturating_add(figures.peak.0);
-        all.allocated.0 = all.allocated.0.saturating_add(figures.allocated.0);
-        all.allocs += figures.allocs;
-        all.active = all.active.max(figures.active);
-        all.reserved = all.reserved.max(figures.reserved);
+        lines.insert(frame.line, (live, *figures));
     }
     lines
 }

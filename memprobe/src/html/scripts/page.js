@@ -5,7 +5,7 @@ const KEYS = [
   ['[ ]', 'peak of the iteration before or after'], ['p', 'highest allocated bytes'], ['o', 'next failed request'],
   ['+ - 0', 'zoom in, out, show everything'], ['d', 'at A, at B, A minus B'], ['1 2 3 4', 'lines, tensors, modules, retainers'],
   ['/', 'find in rows and flame graph'], ['Enter', 'in a table: details; in the flame graph: zoom'],
-  ['Esc', 'leave a field, zoom out'], ['Shift + click', 'in the chart: move the other cursor'], ['?', 'these keys'],
+  ['Esc', 'leave a field, zoom out'], ['Shift-click', 'in the chart: move cursor B'], ['?', 'these keys'],
 ];
 
 class Page {

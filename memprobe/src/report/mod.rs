@@ -26,7 +26,7 @@ mod shapes;
 mod tensors;
 mod threads;
 
-pub use annotate::{Annotation, SourceFile, write_annotated};
+pub use annotate::{Annotation, SourceFile, SourceReader, write_annotated};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;

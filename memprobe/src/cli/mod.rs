@@ -75,7 +75,7 @@ enum Verb {
     Attach(attach::Attach),
     Top(top::TopArgs),
     Record(record::RecordArgs),
-    Report(report::Report),
+    Report(Box<report::Report>),
     Replay(replay::ReplayArgs),
     Export(export::ExportArgs),
     Snapshot(snapshot::SnapshotArgs),

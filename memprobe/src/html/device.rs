@@ -295,7 +295,8 @@ fn empty_row(extent: &SegmentExtent) -> SegmentRow {
 /// Largest unit that divides every address and size.
 fn unit(placed: &[PlacedAllocation<'_>]) -> u64 {
     let mut all = placed.iter().map(|it| it.allocation);
-    let is_divided = |it: &Allocation| it.size.0 % BLOCK == 0 && it.addr.0 % BLOCK == 0;
+    let is_divided =
+        |it: &Allocation| it.size.0.is_multiple_of(BLOCK) && it.addr.0.is_multiple_of(BLOCK);
     if all.all(is_divided) { BLOCK } else { 1 }
 }
 

@@ -23,6 +23,9 @@ const CONTEXT: u32 = 3;
 /// Most names of files in a message.
 const MAX_NAMED: usize = 5;
 
+/// Reads the text of a source file, given its name in the recording.
+pub type SourceReader = Box<dyn Fn(&str) -> Result<SourceFile, String>>;
+
 /// Source file to annotate.
 pub struct Annotation {
     /// Path as the user gave it, and as the system resolves it.
@@ -30,7 +33,7 @@ pub struct Annotation {
     /// Functions to show, such as `forward` or `Net.forward`; all if empty.
     pub functions: Vec<String>,
     /// Reads the text, given the name of the file in the recording. An error is the reason for missing text.
-    pub text_of: Box<dyn Fn(&str) -> Result<SourceFile, String>>,
+    pub text_of: SourceReader,
 }
 
 /// Text of a source file.

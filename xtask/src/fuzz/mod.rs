@@ -26,11 +26,7 @@ struct FuzzReader {
 
 const READERS: [FuzzReader; 10] = [
     reader("records", "records", "records of the kernel programs"),
-    reader(
-        "recording",
-        "recording",
-        "recordings in both formats",
-    ),
+    reader("recording", "recording", "recordings in both formats"),
     reader(
         "columns",
         "columns",

@@ -31,7 +31,7 @@ use messages::{
     INSTANT, ProfilePacket, SLICE_BEGIN, SLICE_END, TracePacket, TrackEvent,
 };
 use packets::PacketWriter;
-use slices::{SliceEdge, Slices, annotation};
+use slices::{SliceEdge, TraceSlices, annotation};
 use tracks::Track;
 
 /// Process id of a trace whose recording has none: Perfetto knows no process without one. 0 is the kernel's idle task.
@@ -44,7 +44,7 @@ pub(super) fn write<R: BufRead>(
     progress: &AtomicU64,
     out: &mut impl Write,
 ) -> Result<Vec<String>, ExportError> {
-    let slices = Slices::of(replay);
+    let slices = TraceSlices::of(replay);
     let notes = notes(replay, &slices);
     let mut trace = TraceWriter::new(replay, slices, out);
     trace.begin()?;
@@ -54,7 +54,7 @@ pub(super) fn write<R: BufRead>(
 }
 
 /// Sentences on slices that are missing.
-fn notes(replay: &ExportReplay, slices: &Slices) -> Vec<String> {
+fn notes(replay: &ExportReplay, slices: &TraceSlices) -> Vec<String> {
     let missing = [
         (slices.dropped, "iteration", "the first"),
         (replay.phases.left_out(), "change of the phase", "the last"),
@@ -86,7 +86,7 @@ struct TraceWriter<'a, W> {
 }
 
 impl<'a, W: Write> TraceWriter<'a, W> {
-    fn new(replay: &'a ExportReplay, slices: Slices, out: W) -> Self {
+    fn new(replay: &'a ExportReplay, slices: TraceSlices, out: W) -> Self {
         let stacks = replay.ledger.stacks();
         let files = stacks.flat_map(|(_, stack)| stack.frames.iter().map(|frame| &frame.file));
         Self {

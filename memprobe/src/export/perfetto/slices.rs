@@ -20,15 +20,15 @@ pub(super) struct SliceBegin {
     pub annotations: Vec<DebugAnnotation>,
 }
 
-/// Slices of a recording. Those of a track follow each other.
-pub(super) struct Slices {
+/// TraceSlices of a recording. Those of a track follow each other.
+pub(super) struct TraceSlices {
     /// In order of time.
     pub edges: Vec<SliceEdge>,
     /// Iterations that are no longer known.
     pub dropped: u64,
 }
 
-impl Slices {
+impl TraceSlices {
     pub(super) fn of(replay: &ExportReplay) -> Self {
         let iterations = replay.categories.iterations();
         let mut edges = Vec::new();

@@ -199,9 +199,11 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     browser.script("document.querySelector('#iterations').scrollIntoView()");
     browser.click("#iteration-rows .grid-row:nth-of-type(5)");
     let chosen = browser.text("#iteration-rows .grid-row.selected [data-column=name]");
-    let of_report = whole
-        .iter()
-        .find(|row| row["iteration"].to_string() == chosen);
+    let of_report = whole.iter().find(|row| {
+        chosen
+            .parse()
+            .is_ok_and(|number: u64| row["iteration"] == number)
+    });
     let of_report = of_report.unwrap_or_else(|| panic!("{chosen} {whole:?}"));
     assert_eq!(
         moment(&browser, 0, "allocated"),
@@ -274,7 +276,7 @@ fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
     let events = events
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let failed = events.filter(|event| event["action"] == "oom").last();
+    let failed = events.filter(|event| event["action"] == "oom").next_back();
     let failed = failed.expect("memory ran out");
     assert_eq!(
         moment(&browser, 0, "allocated"),

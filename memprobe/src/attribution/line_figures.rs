@@ -13,7 +13,7 @@ use crate::ledger::{BlockId, Change, Ledger, SiteRef, TotalsSample};
 
 /// Memory of a line on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LineFigures {
+pub struct SourceLineFigures {
     /// Live bytes at the end.
     pub live: Bytes,
     /// Live bytes at the peak of the device.
@@ -33,7 +33,7 @@ pub struct LineFigures {
 
 #[derive(Debug, Default)]
 struct LineState {
-    figures: LineFigures,
+    figures: SourceLineFigures,
     at_peak: AtMark<u64>,
     at_failure: AtMark<u64>,
 }
@@ -59,7 +59,7 @@ impl LineFigureLedger {
         &'a self,
         device: DeviceIndex,
         ledger: &'a Ledger,
-    ) -> impl Iterator<Item = (&'a Site, LineFigures)> {
+    ) -> impl Iterator<Item = (&'a Site, SourceLineFigures)> {
         let lines = self
             .lines
             .iter()
@@ -71,7 +71,7 @@ impl LineFigureLedger {
                 0 => 0,
                 number => line.at_failure.at(number, now),
             };
-            let figures = LineFigures {
+            let figures = SourceLineFigures {
                 at_peak: Bytes(line.at_peak.at(peak, now)),
                 at_failure: Bytes(at_failure),
                 ..line.figures

@@ -20,10 +20,10 @@ pub(super) struct Columns {
 
 /// A column while it is written.
 #[derive(Debug, Default)]
-pub(super) struct Column(Vec<u8>);
+pub(super) struct PageColumn(Vec<u8>);
 
 impl Columns {
-    pub(super) fn push(&mut self, column: &Column) -> ColumnPlace {
+    pub(super) fn push(&mut self, column: &PageColumn) -> ColumnPlace {
         let offset = self.data.len();
         self.data.extend_from_slice(&column.0);
         ColumnPlace {
@@ -33,7 +33,7 @@ impl Columns {
     }
 }
 
-impl Column {
+impl PageColumn {
     /// Appends a number; one beyond [`MAX_EXACT`] becomes that.
     pub(super) fn number(&mut self, number: u64) {
         let mut rest = number.min(MAX_EXACT);
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn numbers_of_every_size_are_read_back() {
-        let mut column = Column::default();
+        let mut column = PageColumn::default();
         let numbers = [0, 1, 127, 128, 300, 1 << 31, 1 << 40, MAX_EXACT];
         numbers.iter().for_each(|number| column.number(*number));
         column.number(u64::MAX);
@@ -105,11 +105,11 @@ mod tests {
 
     #[test]
     fn signs_are_read_back() {
-        let mut column = Column::default();
+        let mut column = PageColumn::default();
         let numbers = [0, -1, 1, -64, 64, i64::from(i32::MIN), 1 << 50, -(1 << 50)];
         numbers.iter().for_each(|number| column.signed(*number));
         let mut columns = Columns::default();
-        columns.push(&Column::default());
+        columns.push(&PageColumn::default());
         let place = columns.push(&column);
         assert_eq!(columns.signed(place), numbers);
     }

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::columns::{Column, ColumnPlace, Columns};
+use super::columns::{ColumnPlace, Columns, PageColumn};
 use super::history::{DeviceEvents, SegmentSpan};
 use super::replay::PageReplay;
 use super::tables::{BEFORE, TableBuilder};
@@ -63,7 +63,7 @@ pub(super) struct DeviceColumns {
     purpose: ColumnPlace,
     pub category: ColumnPlace,
     /// Index of each allocation with a label, and the label.
-    labeled: ColumnPlace,
+    pub labeled: ColumnPlace,
     segment: ColumnPlace,
     pools: Vec<String>,
 }
@@ -177,7 +177,7 @@ impl<'a> DeviceWriter<'a, '_> {
                 }
             }
         }
-        let mut written: [Column; 4] = Default::default();
+        let mut written: [PageColumn; 4] = Default::default();
         let [time, allocated, reserved, before] = &mut written;
         let start = self.replay.recording.snapshot.started;
         let (mut last_time, mut last_reserved, mut last_before) = (0, 0, 0);
@@ -203,7 +203,7 @@ impl<'a> DeviceWriter<'a, '_> {
         unit: u64,
         columns: &mut Columns,
     ) -> [ColumnPlace; 8] {
-        let mut written: [Column; 8] = Default::default();
+        let mut written: [PageColumn; 8] = Default::default();
         let [
             born,
             lifetime,
@@ -250,7 +250,7 @@ impl<'a> DeviceWriter<'a, '_> {
         let none = Vec::new();
         let spans = self.replay.segments.spans.get(&self.device);
         let mut pools: Vec<String> = Vec::new();
-        let mut column = Column::default();
+        let mut column = PageColumn::default();
         let mut count = 0;
         for span in spans.unwrap_or(&none) {
             let (begin, end) = (self.place(next(span.begin)), self.place(next(span.end)));

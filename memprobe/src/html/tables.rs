@@ -34,7 +34,7 @@ pub(super) struct StackEntry {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct LineEntry {
+pub(super) struct PageLine {
     name: String,
     /// Number of the file; `None` for a row without a line of Python.
     file: Option<usize>,
@@ -105,7 +105,7 @@ pub(super) struct TableBuilder<'a> {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct PageTables {
     stacks: Vec<StackEntry>,
-    lines: Vec<LineEntry>,
+    lines: Vec<PageLine>,
     modules: Vec<String>,
     purposes: Vec<String>,
     frames: Vec<String>,
@@ -138,7 +138,7 @@ impl<'a> TableBuilder<'a> {
 
     fn push_before_attach(&mut self) {
         let tables = &mut self.tables;
-        tables.lines.push(LineEntry {
+        tables.lines.push(PageLine {
             name: BEFORE_ATTACH.to_owned(),
             file: None,
             line: 0,
@@ -189,7 +189,7 @@ impl<'a> TableBuilder<'a> {
             return *number;
         }
         let file = site.frame().filter(|frame| frame.library.is_none());
-        let entry = LineEntry {
+        let entry = PageLine {
             name: self.names.site(site),
             line: file.map_or(0, |frame| frame.line),
             file: file.map(|frame| self.file(frame)),

@@ -7,7 +7,7 @@ use super::device::{DeviceColumns, NO_CATEGORY};
 use super::facts::PageFacts;
 use super::replay::PageReplay;
 use super::*;
-use crate::attribution::allocation_groups::samples::{learning, learning_for};
+use crate::attribution::allocation_groups::samples::{learning, learning_for, retained_by_losses};
 use crate::event::{Action, DeviceIndex, Event, Target};
 use crate::ledger::Ledger;
 use crate::recording::generated::any_stream;
@@ -178,6 +178,18 @@ fn blocks_have_the_categories_of_the_ledger() {
         let known = allocation.category.map_or(NO_CATEGORY, |it| it as u64);
         assert_eq!(*code, known);
     }
+}
+
+#[test]
+fn blocks_have_the_retainers_of_the_last_reading() {
+    let mut program = learning();
+    program.read(|_| Some(retained_by_losses(3, None)));
+    let (replay, facts, columns) = facts_of(&program.events);
+    let live = replay.ledger.blocks().count();
+    let labeled = columns.numbers(facts.devices[0].columns.labeled);
+    assert_eq!(labeled.len(), 2 * live);
+    let tables = serde_json::to_string(&facts.tables).expect("JSON");
+    assert!(tables.contains("losses[*] (list)"), "{tables}");
 }
 
 fn page_of(events: &[Event], paths: PagePaths) -> String {

@@ -9,7 +9,7 @@ use super::attribution::once;
 use super::cells::total_name;
 use super::{Outcome, ReportError, ReportOptions, SegmentMoment, document, replay, unless_closed};
 use crate::attribution::WithCategories;
-use crate::attribution::line_figures::{LineFigureLedger, LineFigures};
+use crate::attribution::line_figures::{LineFigureLedger, SourceLineFigures};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, SoftwareLayer};
 use crate::recording::Reader;
@@ -48,7 +48,7 @@ pub struct SourceFile {
 struct AnnotatedRow {
     device: Option<DeviceIndex>,
     live: Option<Bytes>,
-    figures: Option<LineFigures>,
+    figures: Option<SourceLineFigures>,
     line: Option<u32>,
     text: String,
 }
@@ -75,7 +75,7 @@ fn shown(bytes: Option<Bytes>) -> Cell<'static> {
 
 /// Figures of the lines of the file on one device, and the device's totals at the moment.
 struct AnnotatedDevice {
-    lines: BTreeMap<u32, (Bytes, LineFigures)>,
+    lines: BTreeMap<u32, (Bytes, SourceLineFigures)>,
     totals: Totals,
 }
 
@@ -89,11 +89,11 @@ pub fn write_annotated<R: BufRead>(
     let analyses = WithCategories::new(LineFigureLedger::default());
     let (replay, ended) = replay::run_to_end(reader, Grouping::User, analyses)?;
     let (figures, ledger) = (ended.analyses.table, ended.ledger);
-    let all = |device: &DeviceSnapshot| -> Vec<(&Site, LineFigures)> {
+    let all = |device: &DeviceSnapshot| -> Vec<(&Site, SourceLineFigures)> {
         figures.lines(device.index, &ledger).collect()
     };
     let devices = &replay.snapshot.devices;
-    let sites: Vec<(&Site, LineFigures)> = devices.iter().flat_map(all).collect();
+    let sites: Vec<(&Site, SourceLineFigures)> = devices.iter().flat_map(all).collect();
     let file = annotation.file(&sites)?;
     let source = (annotation.text_of)(&file);
     let text = source.as_ref().map(|source| &*source.text);
@@ -142,10 +142,10 @@ pub fn write_annotated<R: BufRead>(
 /// Lines of a file with their live bytes at the moment.
 fn lines_of(
     file: &str,
-    sites: &[(&Site, LineFigures)],
+    sites: &[(&Site, SourceLineFigures)],
     moment: SegmentMoment,
-) -> BTreeMap<u32, (Bytes, LineFigures)> {
-    let mut lines: BTreeMap<u32, (Bytes, LineFigures)> = BTreeMap::new();
+) -> BTreeMap<u32, (Bytes, SourceLineFigures)> {
+    let mut lines: BTreeMap<u32, (Bytes, SourceLineFigures)> = BTreeMap::new();
     for (site, figures) in sites {
         let Some(frame) = site.frame().filter(|frame| &*frame.file == file) else {
             continue;
@@ -162,7 +162,7 @@ fn lines_of(
 
 impl Annotation {
     /// Name of the file in the recording.
-    fn file(&self, sites: &[(&Site, LineFigures)]) -> Result<String, ReportError> {
+    fn file(&self, sites: &[(&Site, SourceLineFigures)]) -> Result<String, ReportError> {
         let [given, resolved] = &self.paths;
         let files: BTreeSet<&str> = sites
             .iter()
@@ -201,7 +201,7 @@ impl Annotation {
         &self,
         file: &str,
         text: Result<&str, &String>,
-        sites: &[(&Site, LineFigures)],
+        sites: &[(&Site, SourceLineFigures)],
     ) -> Result<Option<Vec<LineRange>>, ReportError> {
         if self.functions.is_empty() {
             return Ok(None);
@@ -239,7 +239,7 @@ impl Annotation {
 fn doubt(
     file: &str,
     source: &Result<SourceFile, String>,
-    sites: &[(&Site, LineFigures)],
+    sites: &[(&Site, SourceLineFigures)],
     start_ms: Option<u64>,
 ) -> Option<String> {
     let source = match source {
@@ -337,7 +337,7 @@ fn source_line(text: &[&str], line: u32) -> String {
 }
 
 /// Lines of a file on which a function allocated, where no text tells its extent.
-fn lines_in(file: &str, function: &str, sites: &[(&Site, LineFigures)]) -> Vec<LineRange> {
+fn lines_in(file: &str, function: &str, sites: &[(&Site, SourceLineFigures)]) -> Vec<LineRange> {
     let name = function.rsplit('.').next().unwrap_or(function);
     let frames = sites.iter().filter_map(|(site, _)| site.frame());
     let own = frames.filter(|frame| &*frame.file == file && &*frame.function == name);

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::super::decode::KeyframeDecoder;
 use super::super::GroupPolicy;
+use super::super::decode::KeyframeDecoder;
 use super::*;
 use crate::cuda::calls::function_named;
 use crate::event::{CudaCall, CudaMemoryKind, Target};

@@ -116,7 +116,9 @@ impl PlacePrompt {
             return PlaceAnswer::Typing;
         }
         match code {
-            _ if modifiers.contains(KeyModifiers::CONTROL) => return PlaceAnswer::Foreign,
+            _ if modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => {
+                return PlaceAnswer::Foreign;
+            }
             KeyCode::Char(letter) if self.0.len() < MAX_TEXT => self.0.push(*letter),
             KeyCode::Backspace => drop(self.0.pop()),
             KeyCode::Esc => return PlaceAnswer::Cancelled,
@@ -145,7 +147,11 @@ pub(super) fn facts(moment: &ReplayMoment) -> Vec<(u8, String)> {
         facts.push((1, format!("iteration {number} of {all}")));
     }
     let (events, all) = (count(moment.events), count(moment.all_events));
-    facts.push((3, format!("event {events} of {all}")));
+    let rank = match moment.unit {
+        ReplayUnit::Event => 1,
+        ReplayUnit::Iteration | ReplayUnit::Second => 3,
+    };
+    facts.push((rank, format!("event {events} of {all}")));
     if let Some(mark) = &moment.mark {
         facts.push((1, format!("B at {} (b removes it)", since(mark.time))));
     }

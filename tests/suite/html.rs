@@ -263,10 +263,10 @@ fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
         "jsonl",
     ];
     let events = environment.run(&arguments).succeeded().stdout;
-    let events = events
+    let mut events = events
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let failed = events.filter(|event| event["action"] == "oom").next_back();
+    let failed = events.rfind(|event| event["action"] == "oom");
     let failed = failed.expect("memory ran out");
     assert_eq!(
         moment(&browser, 0, "allocated"),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::columns::Columns;
 use super::device::{DeviceColumns, DeviceWriter, EventWindow, MAX_EVENTS, microseconds};
-use super::history::{DeviceEvents, FailedRequest};
+use super::history::{DeviceEvents, RefusedRequest};
 use super::replay::PageReplay;
 use super::tables::{PageTables, TableBuilder};
 use super::{PageOptions, PagePaths};
@@ -32,7 +32,7 @@ pub(super) struct PageFacts {
     iterations_by: &'static str,
     /// Unix time of the start in milliseconds; `None` if the wall clock was not set.
     wall_start_ms: Option<u64>,
-    pub devices: Vec<DeviceFacts>,
+    pub devices: Vec<DevicePageFacts>,
     pub tables: PageTables,
 }
 
@@ -43,7 +43,7 @@ struct CategoryFacts {
 }
 
 #[derive(Serialize)]
-pub(super) struct DeviceFacts {
+pub(super) struct DevicePageFacts {
     pub name: String,
     /// Events of the device in the recording, and before the first one in the page.
     all_events: usize,
@@ -118,7 +118,7 @@ impl PageFacts {
         let mut builder = TableBuilder::new(replay, options.paths);
         let mut devices = Vec::new();
         for (device, events) in &replay.history.devices {
-            devices.push(DeviceFacts::of(
+            devices.push(DevicePageFacts::of(
                 replay,
                 *device,
                 events,
@@ -155,12 +155,12 @@ impl PageFacts {
 
     /// Sentences on what the page lacks of the recording.
     pub(super) fn lacks(&self) -> Vec<String> {
-        let cut = self.devices.iter().filter_map(DeviceFacts::cut);
+        let cut = self.devices.iter().filter_map(DevicePageFacts::cut);
         cut.collect()
     }
 }
 
-impl DeviceFacts {
+impl DevicePageFacts {
     fn of<'a>(
         replay: &'a PageReplay,
         device: DeviceIndex,
@@ -267,7 +267,7 @@ fn failed_request(
     replay: &PageReplay,
     events: &DeviceEvents,
     window: EventWindow,
-    failed: &FailedRequest,
+    failed: &RefusedRequest,
     builder: &mut TableBuilder<'_>,
 ) -> FailedFacts {
     let line = builder.line(replay.ledger.site(failed.stack, Grouping::User));
@@ -418,9 +418,9 @@ fn retainer_name(retainer: &GrowthRetainer) -> String {
     name
 }
 
-fn notes(replay: &PageReplay, devices: &[DeviceFacts]) -> Vec<String> {
+fn notes(replay: &PageReplay, devices: &[DevicePageFacts]) -> Vec<String> {
     let mut notes = replay.explanation.notes.clone();
-    notes.extend(devices.iter().filter_map(DeviceFacts::cut));
+    notes.extend(devices.iter().filter_map(DevicePageFacts::cut));
     let left_out = replay.history.allocations.left_out();
     if left_out > 0 {
         notes.push(format!(

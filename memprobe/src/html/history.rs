@@ -28,7 +28,7 @@ pub(super) struct DeviceEvents {
     /// Number of each event among those of all devices.
     pub numbers: Vec<EventNumber>,
     pub samples: Vec<EventSample>,
-    pub failed: Vec<FailedRequest>,
+    pub failed: Vec<RefusedRequest>,
 }
 
 /// State of a device after an event.
@@ -42,7 +42,7 @@ pub(super) struct EventSample {
 
 /// A request that ended in an out-of-memory error.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FailedRequest {
+pub(super) struct RefusedRequest {
     /// Index among the events of its device.
     pub event: usize,
     pub size: Bytes,
@@ -64,7 +64,7 @@ impl PeakAnalysis for PageHistory {
         };
         let events = self.devices.entry(device).or_default();
         if memory.action == Action::OutOfMemory && events.failed.len() < MAX_FAILED {
-            events.failed.push(FailedRequest {
+            events.failed.push(RefusedRequest {
                 event: events.samples.len(),
                 size: memory.size,
                 stack: ledger.stack_ref(memory.stack),

@@ -8,7 +8,7 @@ use super::replay::{self, RecordingReplay};
 use super::{Outcome, ReportError, ReportOptions};
 use crate::estimate::AllocatorSettings;
 use crate::estimate::what_if::{
-    FailedOutcome, FailedRequest, SimulatedPeak, WhatIf, WhatIfDevice, WhatIfFacts,
+    FailedOutcome, ReplayedFailure, SimulatedPeak, WhatIf, WhatIfDevice, WhatIfFacts,
 };
 use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
@@ -200,7 +200,7 @@ fn verdict(device: &WhatIfDevice, settings: &str) -> String {
     )
 }
 
-fn failed_request(failed: &FailedRequest) -> String {
+fn failed_request(failed: &ReplayedFailure) -> String {
     let size = human(failed.size);
     match failed.outcome {
         FailedOutcome::Fits => format!(
@@ -220,7 +220,7 @@ fn failed_request(failed: &FailedRequest) -> String {
     }
 }
 
-fn failed_cell(failed: FailedRequest) -> Cell<'static> {
+fn failed_cell(failed: ReplayedFailure) -> Cell<'static> {
     Cell::Object(vec![
         ("size", failed.size.into()),
         ("outcome", failed.outcome.as_str().into()),

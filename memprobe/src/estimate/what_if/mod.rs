@@ -36,12 +36,12 @@ pub struct WhatIfDevice {
     pub simulated: SimulatedPeak,
     pub requests: u64,
     /// Failed request of the recording, and its outcome under the wanted settings.
-    pub failed: Option<FailedRequest>,
+    pub failed: Option<ReplayedFailure>,
     pub caveats: WhatIfCaveats,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FailedRequest {
+pub struct ReplayedFailure {
     pub size: Bytes,
     pub outcome: FailedOutcome,
     /// Bytes that the allocator could surely get from CUDA: the most that it had reserved.
@@ -123,7 +123,7 @@ struct DeviceReplay {
     requests: u64,
     /// True if segments were released since the last event of a block.
     has_released: bool,
-    failed: Option<FailedRequest>,
+    failed: Option<ReplayedFailure>,
     caveats: WhatIfCaveats,
 }
 
@@ -290,7 +290,7 @@ impl DeviceReplay {
             }
             None => FailedOutcome::Unknown,
         };
-        self.failed = Some(FailedRequest {
+        self.failed = Some(ReplayedFailure {
             size: event.size,
             outcome,
             least_capacity: failure.least,

@@ -324,7 +324,7 @@ impl Opened {
                 let reason = "the process is invented, and has none".into();
                 self.tensors.send_replace(Tensors::Failed(reason));
             }
-            Command::SaveRecording | Command::SaveTensors | Command::Quit => {}
+            Command::SaveRecording | Command::SaveTensors | Command::Seek(_) | Command::Quit => {}
         }
     }
 

@@ -191,7 +191,7 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     let chosen = browser.text("#iteration-rows .grid-row.selected [data-column=name]");
     let of_report = whole
         .iter()
-        .find(|row| row["iteration"].to_string() == chosen);
+        .find(|row| row["iteration"].as_u64() == chosen.parse().ok());
     let of_report = of_report.unwrap_or_else(|| panic!("{chosen} {whole:?}"));
     assert_eq!(
         moment(&browser, 0, "allocated"),
@@ -261,10 +261,10 @@ fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
         "jsonl",
     ];
     let events = environment.run(&arguments).succeeded().stdout;
-    let events = events
+    let mut events = events
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let failed = events.filter(|event| event["action"] == "oom").last();
+    let failed = events.rfind(|event| event["action"] == "oom");
     let failed = failed.expect("memory ran out");
     assert_eq!(
         moment(&browser, 0, "allocated"),

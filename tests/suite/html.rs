@@ -189,11 +189,9 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     browser.script("document.querySelector('#iterations').scrollIntoView()");
     browser.click("#iteration-rows .grid-row:nth-of-type(5)");
     let chosen = browser.text("#iteration-rows .grid-row.selected [data-column=name]");
-    let of_report = whole.iter().find(|row| {
-        chosen
-            .parse()
-            .is_ok_and(|number: u64| row["iteration"] == number)
-    });
+    let of_report = whole
+        .iter()
+        .find(|row| row["iteration"].as_u64() == chosen.parse().ok());
     let of_report = of_report.unwrap_or_else(|| panic!("{chosen} {whole:?}"));
     assert_eq!(
         moment(&browser, 0, "allocated"),

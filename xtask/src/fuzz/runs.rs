@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_kept_in_order() {
+    fn runs_stay_in_order() {
         let docs = tempfile::tempdir().unwrap();
         assert_eq!(read(docs.path()).unwrap(), []);
         let (first, second) = (run("elf", 1, 1), run("heap", 2, 2));

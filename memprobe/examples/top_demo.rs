@@ -323,7 +323,7 @@ impl Opened {
                 let reason = "the process is invented, and has none".into();
                 self.tensors.send_replace(Tensors::Failed(reason));
             }
-            Command::SaveRecording | Command::SaveTensors | Command::Quit => {}
+            Command::Seek(_) | Command::SaveRecording | Command::SaveTensors | Command::Quit => {}
         }
     }
 

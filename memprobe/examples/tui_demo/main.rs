@@ -90,8 +90,8 @@ fn main() -> anyhow::Result<()> {
                     tensors.send_replace(Tensors::Failed(reason.into()));
                 }
                 Command::Explain(asked) => wanted = asked,
-                // The figures of this run are made up: they have no peaks to reset.
-                Command::ResetPeaks | Command::Quit => {}
+                // The figures of this run are made up: they have no peaks to reset, and no earlier moments.
+                Command::ResetPeaks | Command::Seek(_) | Command::Quit => {}
                 Command::SaveRecording | Command::SaveTensors => {
                     let reason = "there is no process here to save";
                     saving.send_replace(Saving::Failed(reason.into()));

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::options::ThemeOption;
 use crate::commands::ReplayPlace;
-use crate::commands::replay::Replay;
+use crate::commands::replay::ReplayScreen;
 use crate::recording::{open_tensors, recordings_in};
 
 /// Show a recording on the screen of `attach`, at any moment
@@ -54,7 +54,7 @@ impl ReplayArgs {
                 "{file}: this is a snapshot of tensors, of one moment: print it with `memprobe snapshot {file}`"
             );
         }
-        Replay {
+        ReplayScreen {
             file: self.file,
             at: self.at,
             theme: self.theme.theme,

@@ -37,7 +37,7 @@ const SECOND: i128 = 1_000_000_000;
 const NO_TENSORS: &str = "a recording has the memory of each line, and not the tensors of the process: `memprobe snapshot` \
                           reads those of a running process";
 
-pub struct Replay {
+pub struct ReplayScreen {
     /// Recording of memprobe, or a memory snapshot that PyTorch pickled.
     pub file: PathBuf,
     /// First moment; the end without one.
@@ -45,7 +45,7 @@ pub struct Replay {
     pub theme: ThemeChoice,
 }
 
-impl Replay {
+impl ReplayScreen {
     pub fn run(self) -> Result<ExitCode> {
         let name = self.file.display().to_string();
         if !stdout::is_terminal() {

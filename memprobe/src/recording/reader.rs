@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::compact::{CompactIndex, CompactReader, MAGIC, PartInput, RecordingDamage};
+use super::compact::{CompactReader, MAGIC, PartInput, RecordingDamage, SeekIndex};
 use super::json_reader::JsonReader;
 use super::{End, Header, RecordingError};
 use crate::event::{Event, NoStack, Stack, StackKind};
@@ -77,7 +77,7 @@ impl<R: BufRead> Reader<R> {
     /// memory events before it. Returns `None` if the recording has none there.
     pub fn from_keyframe(&self, events: u64) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
         let path = self.path.as_ref()?;
-        let index = CompactIndex::open(path).ok()??;
+        let index = SeekIndex::open(path).ok()??;
         let keyframes: Vec<u64> = index.keyframes().map(|(before, _)| before).collect();
         let mut place = keyframes.partition_point(|before| *before <= events);
         // A damaged one is as good as none.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::compact::{CompactIndex, GroupPolicy, PartInput};
+use super::compact::{GroupPolicy, PartInput, SeekIndex};
 use super::reader::Reader;
 use super::write::compact::CompactWriter;
 use super::{EndReason, Header, RecordingError};
@@ -18,7 +18,7 @@ const PROGRESS: u64 = 1 << 16;
 
 /// A recording in groups of events. A trace, a pickle, and what comes through a pipe, become a compact copy in memory.
 pub struct SeekableRecording {
-    index: CompactIndex,
+    index: SeekIndex,
     header: Header,
 }
 
@@ -32,7 +32,7 @@ impl SeekableRecording {
         path: &Path,
         progress: impl FnMut(u64) -> Result<(), RecordingError>,
     ) -> Result<Self, RecordingError> {
-        if let Some(index) = CompactIndex::open(path)? {
+        if let Some(index) = SeekIndex::open(path)? {
             let header = index.first_group()?.header().clone();
             return Ok(Self { index, header });
         }
@@ -57,7 +57,7 @@ impl SeekableRecording {
         }
         let header = reader.header().clone();
         let bytes = writer.finish(EndReason::Interrupted).map_err(failed)?;
-        let index = CompactIndex::of_memory(bytes)?.ok_or(RecordingError::Empty)?;
+        let index = SeekIndex::of_memory(bytes)?.ok_or(RecordingError::Empty)?;
         Ok(Self { index, header })
     }
 

@@ -21,7 +21,7 @@ pub(super) use follow::KeyframeWriter;
 pub(super) use frame::{MAGIC, PlainFrame, preamble};
 pub(super) use reader::CompactReader;
 pub use reader::RecordingDamage;
-pub(super) use seek::{CompactIndex, PartInput};
+pub(super) use seek::{PartInput, SeekIndex};
 
 /// Version of the compact format. The reader refuses later ones.
 pub const COMPACT_FORMAT: u16 = 2;

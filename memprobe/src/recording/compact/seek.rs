@@ -72,14 +72,14 @@ impl Read for RecordingPart {
 pub type PartInput = BufReader<Take<RecordingPart>>;
 
 /// Keyframes and groups of a recording, from its index or from the headers of its frames.
-pub(in crate::recording) struct CompactIndex {
+pub(in crate::recording) struct SeekIndex {
     bytes: RecordingBytes,
     length: u64,
     keyframes: Vec<FramePlace>,
     groups: Vec<FramePlace>,
 }
 
-impl CompactIndex {
+impl SeekIndex {
     /// Reads the index of a file; `None` if it is no compact recording, or no file with places.
     pub(in crate::recording) fn open(path: &Path) -> io::Result<Option<Self>> {
         let file = File::open(path)?;

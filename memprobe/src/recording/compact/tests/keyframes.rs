@@ -62,7 +62,7 @@ fn check_all_keyframes(path: &Path) -> usize {
         reader.map(|event| event.unwrap()),
     );
     let reader = Reader::open(path).unwrap();
-    let index = CompactIndex::open(path).unwrap().unwrap();
+    let index = SeekIndex::open(path).unwrap().unwrap();
     let keyframes: Vec<u64> = index.keyframes().map(|(events, _)| events).collect();
     for before in &keyframes {
         let (state, rest) = reader.from_keyframe(*before).unwrap();
@@ -151,7 +151,7 @@ fn without_its_index_the_keyframes_are_found_by_their_frames() {
     let path = folder.path().join("a.mprb");
     let keyframes = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let index = CompactIndex::open(&path).unwrap().unwrap();
+        let index = SeekIndex::open(&path).unwrap().unwrap();
         index.keyframes().collect::<Vec<_>>()
     };
     let indexed = keyframes(&file);

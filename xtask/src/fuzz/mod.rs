@@ -81,9 +81,12 @@ pub struct Options {
     /// Duration of each reader's run, in minutes
     #[arg(long, default_value_t = 60)]
     minutes: u32,
-    /// Add the inputs that reach new code to the committed ones, and the run to docs/fuzzing.md
+    /// Add the run to docs/fuzzing.md
     #[arg(long)]
     keep: bool,
+    /// Add the inputs that reach new code to the committed ones: thousands of files after an hour
+    #[arg(long)]
+    add_inputs: bool,
 }
 
 /// Builds the readers for libFuzzer and runs one, or each in turn. An input that fails is kept, and named.
@@ -148,7 +151,7 @@ fn run_reader(
             program.display()
         );
     }
-    if options.keep {
+    if options.add_inputs {
         let mut merge = Command::new(program);
         merge.env("MEMPROBE_FUZZ_READER", reader.name).args([
             "-merge=1".as_ref(),

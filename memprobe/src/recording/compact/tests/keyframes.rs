@@ -28,13 +28,15 @@ fn written_with(policy: GroupPolicy, events: &[Event]) -> Vec<u8> {
     writer.finish(EndReason::Interrupted).unwrap()
 }
 
-/// Snapshots in both groupings, without what begins anew at a keyframe.
+/// Snapshots in both groupings, without what begins anew at a keyframe: timelines, and labels of blocks.
 fn snapshots(ledger: &Ledger) -> [Snapshot; 2] {
     let now = ledger.last_event().unwrap_or_default();
     [Grouping::User, Grouping::Innermost].map(|grouping| {
         let mut snapshot = ledger.snapshot(now, grouping);
         for device in &mut snapshot.devices {
             device.timeline = DeviceTimeline::default();
+            device.before_attach.labeled = None;
+            device.before_attach.groups.clear();
         }
         snapshot
     })

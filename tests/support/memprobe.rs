@@ -70,7 +70,12 @@ impl TestEnvironment {
     /// Starts recording a process that may not be ready, without names of memory from before attach: to read the
     /// objects takes time, and most tests are about events.
     pub fn record_unready(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
-        self.start_recording(pid, file, &[&["--no-names"], options].concat())
+        let says_names = |option: &&str| ["--names", "--no-names"].contains(option);
+        let without: &[&str] = match options.iter().any(says_names) {
+            true => &[],
+            false => &["--no-names"],
+        };
+        self.start_recording(pid, file, &[without, options].concat())
     }
 
     /// Starts recording a running process with exactly these options; returns once the probes are attached.

@@ -179,9 +179,13 @@ impl NamesOption {
         }
     }
 
-    /// True for `--no-names`.
-    pub(super) fn is_off(self) -> bool {
-        self.no_names
+    /// Reading of the objects that hold memory from before attach. The readings of `--names` name that memory, too.
+    pub(super) fn baseline(self, pause: PauseOption) -> BaselineReading {
+        match pause.reading() {
+            _ if self.no_names => BaselineReading::Off,
+            BaselineReading::Running if self.names => BaselineReading::Off,
+            reading => reading,
+        }
     }
 }
 

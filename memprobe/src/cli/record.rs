@@ -15,9 +15,7 @@ use super::options::{
 use super::subject::ProcessOption;
 use crate::commands::choose::Chooser;
 use crate::commands::record::{Recording, Subject};
-use crate::commands::{
-    BaselineReading, GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel,
-};
+use crate::commands::{GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel};
 use crate::recording::RecordingFormat;
 
 /// Record every allocation of a process to a file, or of many to a directory
@@ -131,10 +129,7 @@ impl RecordArgs {
                 driver: self.probes.driver(),
             },
             naming: self.names.naming_or(Naming::Off),
-            reading: match self.names.is_off() {
-                true => BaselineReading::Off,
-                false => self.pause.reading(),
-            },
+            reading: self.names.baseline(self.pause),
             duration: self.duration,
             ring_bytes: self.probes.ring_bytes(),
             max_overhead: self.probes.max_overhead(),

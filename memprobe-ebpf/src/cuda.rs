@@ -105,6 +105,7 @@ fn outer_call(caller: Caller, stack_pointer: u64) -> Option<&'static mut Pending
 
 /// A function of CUDA returns.
 #[uretprobe]
+#[inline(always)]
 pub fn cuda_return(ctx: RetProbeContext) -> u32 {
     let caller = Caller::current();
     let stack_pointer = ctx.stack_pointer();

@@ -45,7 +45,7 @@ const LIFECYCLE: [(&str, &str); 3] = [
     ("thread_exited", "sched_process_exit"),
 ];
 
-/// Rooms for threads that allocate (11.6 KiB each): of one process, and of many.
+/// Rooms for threads that allocate (14.7 KiB each): of one process, and of many.
 const THREADS_OF_ONE: u32 = 1024;
 const THREADS_OF_MANY: u32 = 4096;
 

@@ -60,20 +60,6 @@ const NO_WINDOW: u64 = 1 << 63;
 const LAST_IN_DATA: u64 = (DATA_WINDOW - FRAME_HEADER - 8) as u64;
 const LAST_IN_C: u64 = (C_WINDOW - FRAME_HEADER) as u64;
 
-/// The Python stack of a thread.
-enum PythonStack {
-    /// Hash of its frames.
-    Frames(u64),
-    /// The thread state runs no Python. The `GraphTask` that the thread works for, or 0.
-    NoFrames(u64),
-    /// The thread has no Python thread state.
-    NoThreadState,
-    /// Memory of the interpreter could not be read.
-    Unreadable,
-    /// The ring buffer had no space for its frames.
-    Lost,
-}
-
 /// The stack of an event, as records carry it.
 #[derive(Clone, Copy)]
 pub struct StackField {
@@ -87,6 +73,8 @@ impl StackField {
     /// For events without a stack.
     pub const NONE: Self = Self::without_stack(stack_state::NONE);
 
+    /// The word is written here too: 5.15 refuses a program that loads a number which it stored on other paths only, and
+    /// the compiler makes one if a variant of an enum has no number.
     const fn without_stack(state: u8) -> Self {
         Self { state, word: 0 }
     }
@@ -99,20 +87,6 @@ impl StackField {
             stack_state::NO_FRAMES => self.word != 0,
             _ => false,
         }
-    }
-}
-
-impl From<PythonStack> for StackField {
-    #[inline(always)]
-    fn from(stack: PythonStack) -> Self {
-        let (state, word) = match stack {
-            PythonStack::Frames(hash) => (stack_state::PYTHON, hash),
-            PythonStack::NoFrames(graph_task) => (stack_state::NO_FRAMES, graph_task),
-            PythonStack::NoThreadState => (stack_state::NO_THREAD_STATE, 0),
-            PythonStack::Unreadable => (stack_state::UNREADABLE, 0),
-            PythonStack::Lost => (stack_state::LOST, 0),
-        };
-        Self { state, word }
     }
 }
 
@@ -149,14 +123,12 @@ pub fn walk_in(
     let Some(thread) = thread else {
         return StackField::without_stack(stack_state::UNREADABLE);
     };
-    let walked = walk_thread(thread, process, caller, stack_pointer).unwrap_or_else(|no_stack| {
-        match no_stack {
-            PythonStack::NoThreadState => diagnostic::no_thread_state(),
-            _ => diagnostic::unreadable_stack(),
-        }
-        no_stack
-    });
-    let StackField { state, word } = walked.into();
+    let StackField { state, word } = walk_thread(thread, process, caller, stack_pointer);
+    match state {
+        stack_state::NO_THREAD_STATE => diagnostic::no_thread_state(),
+        stack_state::UNREADABLE => diagnostic::unreadable_stack(),
+        _ => {}
+    }
     StackField {
         state: hide(thread, state.into()) as u8,
         word: hide(thread, word),
@@ -169,15 +141,20 @@ fn walk_thread(
     process: &ProcessConfig,
     caller: Caller,
     stack_pointer: u64,
-) -> Result<PythonStack, PythonStack> {
+) -> StackField {
     let config = &process.python;
     thread.node = 0;
-    let top = top_frame(config, thread)?;
+    let top = match top_frame(config, thread) {
+        Ok(top) => top,
+        Err(state) => return StackField::without_stack(state),
+    };
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
     if top == 0 {
-        let graph_task = autograd::read_engine_state(process, thread);
-        return Ok(PythonStack::NoFrames(graph_task));
+        return StackField {
+            state: stack_state::NO_FRAMES,
+            word: autograd::read_engine_state(process, thread),
+        };
     }
     let grad = autograd::grad(process, thread);
     let grad = hide(thread, grad.into());
@@ -193,7 +170,13 @@ fn walk_thread(
         hash,
         module_call,
     };
-    Ok(send_once(thread, count, head))
+    match send_once(thread, count, head) {
+        stack_state::PYTHON => StackField {
+            state: stack_state::PYTHON,
+            word: hash,
+        },
+        state => StackField::without_stack(state),
+    }
 }
 
 /// The code object in which every call of a module runs, or a value that no frame has.
@@ -210,9 +193,10 @@ fn module_call(process: &ProcessConfig) -> u64 {
     }
 }
 
-/// Finds the current thread's innermost frame, and sets the windows as they stand after that.
+/// Finds the current thread's innermost frame, 0 if it runs no Python, and sets the windows as they stand after that.
+/// The error is one of [`stack_state`].
 #[inline(always)]
-fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonStack> {
+fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
     thread.data_window = NO_WINDOW;
     thread.c_window = NO_WINDOW;
     thread.window = NO_WINDOW;
@@ -227,7 +211,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonSt
         // SAFETY: as above.
         if !unsafe { read(window, THREAD_STATE as u32, state) } {
             thread.state = 0;
-            return Err(PythonStack::Unreadable);
+            return Err(stack_state::UNREADABLE);
         }
         thread.state = state;
         thread.graph_task = 0;
@@ -258,7 +242,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonSt
         }
     }
     let at = pointer + u64::from(config.cframe_current);
-    user_word(at).ok_or(PythonStack::Unreadable)
+    user_word(at).ok_or(stack_state::UNREADABLE)
 }
 
 /// Reads a word of a structure that lies at `base` of a window.
@@ -274,9 +258,9 @@ unsafe fn field(base: *const u8, offset: u16) -> u64 {
 
 /// The current thread's `PyThreadState`, by the steps in the configuration.
 #[inline(always)]
-fn find_state(config: &PythonConfig) -> Result<u64, PythonStack> {
+fn find_state(config: &PythonConfig) -> Result<u64, u8> {
     let Some(thread_pointer) = thread_pointer() else {
-        return Err(PythonStack::Unreadable);
+        return Err(stack_state::UNREADABLE);
     };
     let [first, second, third] = config.tss_steps;
     let mut at = thread_pointer.wrapping_add_signed(first.into());
@@ -291,14 +275,14 @@ fn find_state(config: &PythonConfig) -> Result<u64, PythonStack> {
 
 /// The pointer at `at`, if the thread has one there.
 #[inline(always)]
-fn follow(at: u64) -> Result<u64, PythonStack> {
+fn follow(at: u64) -> Result<u64, u8> {
     /// Stands for a block of thread-local storage that the thread has not used
     /// (`TLS_DTV_UNALLOCATED`, sysdeps/generic/dl-dtv.h in glibc).
     const UNALLOCATED: u64 = u64::MAX;
     match user_word(at) {
-        Some(0 | UNALLOCATED) => Err(PythonStack::NoThreadState),
+        Some(0 | UNALLOCATED) => Err(stack_state::NO_THREAD_STATE),
         Some(pointer) => Ok(pointer),
-        None => Err(PythonStack::Unreadable),
+        None => Err(stack_state::UNREADABLE),
     }
 }
 
@@ -497,19 +481,19 @@ pub fn mix(hash: u64, word: u64) -> u64 {
     product ^ (product >> 29)
 }
 
-/// Sends the stack unless it was sent before.
+/// Sends the stack unless it was sent before. Returns one of [`stack_state`]: `PYTHON` if user space has it, or will.
 #[inline(always)]
-fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack {
+fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> u8 {
     let hash = head.hash;
     let sent = &mut thread.sent[hash as usize & (SENT - 1)];
     // Never 0, the initial value of a slot.
     let high = (hash >> 32) as u32 | 1;
     if *sent == high {
-        return PythonStack::Frames(hash);
+        return stack_state::PYTHON;
     }
     if SENT_STACKS.get_ptr(&hash).is_some() {
         *sent = high;
-        return PythonStack::Frames(hash);
+        return stack_state::PYTHON;
     }
     if diagnostics() != 0 && thread.unreadable_frame != 0 {
         diagnostic::unreadable_frame(thread.unreadable_frame);
@@ -540,7 +524,7 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
     }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();
     if bytes > size_of_val(&thread.stack) {
-        return PythonStack::Unreadable;
+        return stack_state::UNREADABLE;
     }
     // SAFETY: the first `bytes` of the map value's stack record.
     let record =
@@ -551,8 +535,8 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
         .is_err()
     {
         count_loss(counter::STACKS_LOST);
-        return PythonStack::Lost;
+        return stack_state::LOST;
     }
     let _ = SENT_STACKS.insert(&hash, &1, 0);
-    PythonStack::Frames(hash)
+    stack_state::PYTHON
 }

@@ -139,12 +139,12 @@ pub mod diagnostic_kind {
     pub const COUNT: u32 = counter::COUNT + 6;
 }
 
-/// Lines of one kind of diagnostic in a second.
+/// Messages in a second: lines of one kind of diagnostic, or failed calls of a process.
 #[repr(C)]
 pub struct Budget {
     /// The second of `CLOCK_MONOTONIC`.
     pub second: u64,
-    /// Lines that were requested in it.
+    /// Messages that were requested in it.
     pub requested: u64,
 }
 

@@ -248,6 +248,7 @@ pub fn live<'a>(
         let size = event.size.unwrap_or(0);
         let bytes = live.get_mut(&space).expect("a kind that the program knows");
         match event.action.as_str() {
+            "cuda_oom" => {}
             "cuda_alloc" => *bytes += size,
             "cuda_free" => *bytes -= size,
             other => panic!("a program without a caching allocator has no {other}"),

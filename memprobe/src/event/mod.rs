@@ -222,9 +222,19 @@ pub enum Action {
     /// The caching allocator gave up: an out-of-memory error follows in the target.
     #[strum(serialize = "oom")]
     OutOfMemory,
+    /// CUDA had no memory for a caller other than the caching allocator, which may go on without it.
+    #[strum(serialize = "cuda_oom")]
+    CudaOutOfMemory,
     /// The block was live when memprobe attached, according to the allocator's own tables.
     #[strum(serialize = "live_at_attach")]
     Held,
+}
+
+impl Action {
+    /// True for a request that failed for lack of memory.
+    pub const fn is_failure(self) -> bool {
+        matches!(self, Self::OutOfMemory | Self::CudaOutOfMemory)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
@@ -275,7 +285,7 @@ pub struct MemoryEvent {
     /// The allocator's own totals on that device after this event; `None` for segments, for which the
     /// allocator reports no totals.
     pub totals: Option<Totals>,
-    /// The stack of the allocation; [`StackId::NONE`] for frees.
+    /// The stack of the allocation or the failed request; [`StackId::NONE`] for frees.
     pub stack: StackId,
     /// The purpose of the block; [`PurposeId::NONE`] if unknown.
     pub shape: PurposeId,

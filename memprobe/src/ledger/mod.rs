@@ -212,6 +212,9 @@ impl Ledger {
         if matches!(event.action, Action::CudaAlloc | Action::CudaFree) {
             return self.apply_cuda(event);
         }
+        if event.action == Action::CudaOutOfMemory {
+            return Change::Noted;
+        }
         let Some(index) = device::plausible_device(event) else {
             self.malformed = self.malformed.saturating_add(1);
             self.agreement.lost(event.time, 1);

@@ -461,7 +461,7 @@ impl Counters {
         self.all.get(&index, 0).unwrap_or(0)
     }
 
-    /// Count of one process so far: memory or stack records lost.
+    /// Count of one process so far: memory or stack records lost, or failed calls not sent.
     pub fn of_process(&self, tgid: Tgid, index: u32) -> u64 {
         let key = counter::of_process(tgid.0, index);
         self.by_process.get(&key, 0).unwrap_or(0)
@@ -469,7 +469,11 @@ impl Counters {
 
     /// A process has ended: what it lost is not that of the next with its number.
     pub fn forget(&mut self, tgid: Tgid) {
-        for index in [counter::EVENTS_LOST, counter::STACKS_LOST] {
+        for index in [
+            counter::EVENTS_LOST,
+            counter::STACKS_LOST,
+            counter::FAILURES_NOT_SENT,
+        ] {
             // There is none of one that lost nothing.
             let _ = self.by_process.remove(&counter::of_process(tgid.0, index));
         }

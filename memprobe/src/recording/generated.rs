@@ -226,6 +226,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
         Action::SegmentAlloc,
         Action::SegmentFree,
         Action::OutOfMemory,
+        Action::CudaOutOfMemory,
         Action::Held,
     ]);
     let totals = prop::option::of((any::<u64>(), any::<u64>()));

@@ -19,6 +19,7 @@
 //! | `b`, `i`, `e` | `cpu` | likewise for blocks of the CPU allocator, whose `device` is `"cpu"` (from format 3 on) |
 //! | `i` | `cpu_free` | a CPU block was freed whose allocation was not seen; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
+//! | `i` | `cuda_oom` | CUDA had no memory for a caller other than the caching allocator (from format 7 on) |
 //! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::PhaseMark`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `baseline_names` | likewise, of blocks from before attach that were live during the whole reading |
@@ -69,7 +70,7 @@ pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
-pub const FORMAT: u32 = 6;
+pub const FORMAT: u32 = 7;
 
 /// Longest line written or read, in bytes.
 pub const MAX_LINE: usize = 4 << 20;

@@ -331,7 +331,7 @@ fn tid(event: &MemoryEvent) -> Option<u32> {
 
 /// Address of an event; out-of-memory errors have none.
 fn addr(event: &MemoryEvent) -> Option<Address> {
-    (event.action != Action::OutOfMemory).then_some(event.addr)
+    (!event.action.is_failure()).then_some(event.addr)
 }
 
 /// Size of an event; unknown for a free of memory whose allocation was not seen.

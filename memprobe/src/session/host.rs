@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
-use memprobe_common::counter;
+use memprobe_common::{CudaRecord, counter};
 
 use super::budget::{BudgetStep, OverheadBudget};
 use super::gpus::{GpuSampler, PATIENCE, TimedSample};
@@ -57,6 +57,7 @@ pub(crate) struct HostSession {
     without_stack_copy: u64,
     handled_losses: u64,
     refused_rooms: u64,
+    unsent_failures: u64,
     max_overhead: Option<TimeShare>,
     budget: Option<OverheadBudget>,
     phases: StartPhases,
@@ -98,6 +99,7 @@ impl HostSession {
             without_stack_copy: 0,
             handled_losses: 0,
             refused_rooms: 0,
+            unsent_failures: 0,
             max_overhead: None,
             budget: None,
             phases,
@@ -754,6 +756,26 @@ impl HostSession {
         self.counters.total(counter::PROCESSES_LOST)
     }
 
+    /// Says how many failed calls were not recorded, whenever the number has doubled.
+    fn report_unsent_failures(&mut self) {
+        let unsent = self.counters.total(counter::FAILURES_NOT_SENT);
+        if unsent == 0 || unsent < self.unsent_failures.saturating_mul(2) {
+            return;
+        }
+        self.unsent_failures = unsent;
+        let most = CudaRecord::MAX_FAILURES_PER_SECOND;
+        let notice = format!(
+            "{unsent} failed calls of CUDA are not recorded so far: at most {most} a second of each process are"
+        );
+        let count = |tgid: &&u32| {
+            self.counters
+                .of_process(Tgid(**tgid), counter::FAILURES_NOT_SENT)
+        };
+        if let Some(worst) = self.processes.keys().max_by_key(count).copied() {
+            self.emit(Tgid(worst), HostItem::Notice(notice));
+        }
+    }
+
     /// Polls all processes if a record of a start or end was lost.
     fn handle_lost_processes(&mut self) {
         let lost = self.processes_lost();
@@ -764,6 +786,7 @@ impl HostSession {
                 process.doubt(now);
             }
         }
+        self.report_unsent_failures();
         let processes = self.counters.total(counter::PROCESSES_REFUSED);
         let events = self.counters.total(counter::THREADS_REFUSED);
         if processes + events != self.refused_rooms {

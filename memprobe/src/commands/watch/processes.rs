@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::DumpObjects;
 use super::cooldown::Cooldown;
-use super::dump::{DriverReading, DumpEvidence, PendingDump};
+use super::dump::{DriverReading, DumpEvidence, PendingDump, WatchedCache};
 use super::flight::FlightRecorder;
 use super::folder::DumpFolder;
 use super::hook::Hook;
@@ -128,7 +128,9 @@ impl WatchedProcesses {
                     process.flight.target = target;
                 }
             }
-            HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => self.on_failure(tgid),
+            HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => {
+                self.on_failure(tgid);
+            }
             HostItem::Event(event) => self.record(tgid, event),
             HostItem::Ended => self.end(tgid),
             HostItem::Notice(text) => messages::print(&format!("PID {}: {text}", tgid.0)),
@@ -147,25 +149,28 @@ impl WatchedProcesses {
         self.processes.insert(tgid, WatchedProcess::new(flight));
     }
 
-    /// Handles the record of a failed request, whose event follows.
-    fn on_failure(&mut self, tgid: Tgid) {
+    /// Handles the record of a failed request, whose event follows. Returns true if a dump begins.
+    fn on_failure(&mut self, tgid: Tgid) -> bool {
         let Some(process) = self.processes.get_mut(&tgid) else {
-            return;
+            return false;
         };
         // One at a time: the next dump of this process counts it.
         let cooldown = match process.pending {
             Some(_) => Duration::MAX,
             None => self.options.cooldown,
         };
-        match process.cooldown.note(Instant::now(), cooldown) {
-            Some(counted) => self.begin(tgid, DumpReason::OutOfMemory, counted),
-            None => self.counted += 1,
-        }
+        let Some(counted) = process.cooldown.note(Instant::now(), cooldown) else {
+            self.counted += 1;
+            return false;
+        };
+        self.begin(tgid, DumpReason::OutOfMemory, counted);
+        true
     }
 
     /// Begins a dump: asks the driver, and reads the objects of the process while it handles the error.
     fn begin(&mut self, tgid: Tgid, reason: DumpReason, counted: u64) {
         let mut pending = PendingDump::new(tgid, reason, counted, self.driver.clone());
+        pending.caches = self.caches_beside(tgid);
         let send = self.send.clone();
         tokio::task::spawn_blocking(move || {
             let sample = sample_driver();
@@ -189,7 +194,23 @@ impl WatchedProcesses {
         }
     }
 
+    fn caches_beside(&self, tgid: Tgid) -> Vec<WatchedCache> {
+        let others = self.processes.iter();
+        let others = others.filter(|(other, process)| **other != tgid && !process.has_ended);
+        let cache = |(tgid, process): (&Tgid, &WatchedProcess)| WatchedCache {
+            tgid: *tgid,
+            target: process.flight.target.clone(),
+            cached: process.flight.cached().collect(),
+        };
+        others.map(cache).collect()
+    }
+
     fn record(&mut self, tgid: Tgid, event: Event) {
+        let is_of_cuda =
+            matches!(&event, Event::Memory(event) if event.action == Action::CudaOutOfMemory);
+        // Only its event shows that a failed call is not the allocator's own. A dump that waits for the allocator's
+        // event stays as it is.
+        let begins = is_of_cuda && self.on_failure(tgid);
         let Some(process) = self.processes.get_mut(&tgid) else {
             return;
         };
@@ -197,7 +218,7 @@ impl WatchedProcesses {
             pending.follow(&event);
         }
         if let (Event::Memory(failure), Some(pending)) = (&event, &mut process.pending)
-            && failure.action == Action::OutOfMemory
+            && (begins || failure.action == Action::OutOfMemory)
             && pending.reason == DumpReason::OutOfMemory
             && !pending.is_frozen()
         {

@@ -98,7 +98,7 @@ impl<W: Write> SnapshotWriter<'_, W> {
                 items.next(&mut self.out)?;
                 self.entry(&entry)
             }
-            Action::CudaAlloc | Action::CudaFree | Action::Held => Ok(()),
+            Action::CudaAlloc | Action::CudaFree | Action::CudaOutOfMemory | Action::Held => Ok(()),
         }
     }
 

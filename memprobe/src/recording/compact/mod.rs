@@ -24,7 +24,7 @@ pub use reader::RecordingDamage;
 pub(super) use seek::{PartInput, SeekIndex};
 
 /// Version of the compact format. The reader refuses later ones.
-pub const COMPACT_FORMAT: u16 = 2;
+pub const COMPACT_FORMAT: u16 = 3;
 
 /// Length of groups, and share of keyframes in the file.
 #[derive(Clone, Copy, Debug)]

@@ -35,6 +35,7 @@ impl MemoryLine {
             ("e", "segment") => Self::EndOfSlice(Action::SegmentFree),
             ("i", "segment_free") => Self::Event(Action::SegmentFree),
             ("i", "oom") => Self::Event(Action::OutOfMemory),
+            ("i", "cuda_oom") => Self::Event(Action::CudaOutOfMemory),
             _ => return None,
         })
     }

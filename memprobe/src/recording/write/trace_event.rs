@@ -358,16 +358,19 @@ impl<W: Write> TraceWriter<W> {
             Action::SegmentFree => self.end(event, &SEGMENT),
             Action::CudaAlloc => self.begin(event, &CUDA),
             Action::CudaFree => self.end(event, &CUDA),
-            Action::OutOfMemory => {
-                self.open_line(event, b"i\",\"s\":\"g", "oom", |line, _| {
-                    line.extend_from_slice(b"out of memory");
-                });
-                self.close_line(event);
-            }
+            Action::OutOfMemory => self.fail(event, "oom", b"out of memory"),
+            Action::CudaOutOfMemory => self.fail(event, "cuda_oom", b"out of memory in CUDA"),
         }
         if let (Some(totals), Some(device)) = (event.totals, event.device) {
             self.counters(event.tgid.0, event.time, device, totals);
         }
+    }
+
+    fn fail(&mut self, event: &MemoryEvent, category: &'static str, name: &[u8]) {
+        self.open_line(event, b"i\",\"s\":\"g", category, |line, _| {
+            line.extend_from_slice(name);
+        });
+        self.close_line(event);
     }
 
     /// Begins the slice of a block that was live when memprobe attached.

@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use super::failure::{FailedRequest, OomCause, OomEvidence, cause, free_lists};
+use super::failure::{Asker, FailedCall, FailedRequest, OomCause, OomEvidence, cause, free_lists};
 use super::parts::{PartId, completed};
 use super::recording::part;
 use super::verdict::grows;
@@ -12,7 +12,7 @@ use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::tables::SegmentMap;
-use crate::event::{Bytes, CaptureLevel};
+use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
 use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
 use crate::recording::{DumpFacts, Reader, RecordingError};
@@ -42,12 +42,17 @@ pub(super) fn at_moment<R: BufRead>(
     let snapshot = played.ledger.snapshot(now, Grouping::User);
     let (_, (_, segments)) = &played.analyses;
     let maps = segments.maps(&played.ledger, &snapshot);
-    let devices = snapshot.devices.iter();
+    let failed_on = moment.found.as_ref().map(|failed| device_of(&failed.event));
+    let known = |index| snapshot.devices.iter().any(|device| device.index == index);
+    // A program without PyTorch has no device of the allocator.
+    let without = failed_on.filter(|index| !known(*index));
+    let without = without.map(DeviceSnapshot::without_allocator);
+    let devices = snapshot.devices.iter().chain(&without);
     let explained = devices.map(|device| {
         let map = maps.iter().find(|map| map.index == device.index);
         let mut explained = explained(device, map, &played, dump);
         let failed = moment.found.as_ref();
-        let failed = failed.filter(|failed| failed.event.device == Some(device.index));
+        let failed = failed.filter(|_| failed_on == Some(device.index));
         explained.failed = failed.map(|failed| {
             let others = dump.and_then(|dump| dump.gpu(device.index));
             let others = others.filter(|gpu| gpu.others_unknown.is_none());
@@ -60,6 +65,10 @@ pub(super) fn at_moment<R: BufRead>(
         explained
     });
     Ok(explained.collect())
+}
+
+fn device_of(event: &MemoryEvent) -> DeviceIndex {
+    event.device.unwrap_or(DeviceIndex::UNKNOWN)
 }
 
 fn explained(
@@ -126,11 +135,18 @@ fn request(
         None => Some("the allocator's tables were not read before".to_owned()),
         Some(map) => map.unread.as_deref().map(str::to_owned),
     };
-    let lists = map.filter(|_| unknown.is_none());
+    let call = failed.event.call.map(|call| FailedCall {
+        function: call.function,
+        library: failed.library.clone(),
+    });
+    // A call of CUDA gets no block of the allocator.
+    let unknown = unknown.filter(|_| call.is_none());
+    let lists = map.filter(|_| unknown.is_none() && call.is_none());
     FailedRequest {
         size: failed.event.size,
         line: FileNames::of(frame).site(&failed.site),
         module: failed.module.clone(),
+        call,
         cause: OomCause::Unknown,
         free_lists: lists.map(|map| free_lists(map, failed.event.size)),
         segments_unknown: unknown,
@@ -154,5 +170,9 @@ fn judge(request: &FailedRequest, device: &DeviceExplanation) -> OomCause {
         gpu: device.gpu,
         others: others.map(|others| Bytes(others.iter().filter_map(|other| other.bytes).sum())),
         growing: request.growing,
+        asker: match request.call {
+            Some(_) => Asker::Cuda,
+            None => Asker::Allocator,
+        },
     })
 }

@@ -371,6 +371,7 @@ fn facts(time: TimeNs) -> DumpFacts {
             pid: 7,
             command: "python serve.py".to_owned(),
             bytes: Some(9 * GIB),
+            cached: Some(2 * GIB),
         }],
         others_unknown: None,
     };

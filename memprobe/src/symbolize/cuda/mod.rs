@@ -9,8 +9,8 @@ use memprobe_common::CudaRecord;
 use super::segments::{Live, MemoryKey, Owner, Segments, Until, event_of};
 use crate::cuda::calls::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
-    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, Tgid, Tid,
-    TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, StackId,
+    Tgid, Tid, TimeNs,
 };
 
 use contexts::{Bound, CudaContexts};
@@ -107,6 +107,9 @@ impl CudaResolver {
             self.contexts.doubt(tid);
         }
         self.follow_context(call);
+        if record.error != 0 {
+            return self.fail(call, segments);
+        }
         match call.function.effect {
             Effect::Allocates {
                 space,
@@ -140,6 +143,25 @@ impl CudaResolver {
             | Effect::Unmaps => self.apply_physical(call, segments),
             _ => self.apply_context(call, segments),
         }
+    }
+
+    /// Records a request for which CUDA had no memory. The caching allocator handles its own: it frees cached segments,
+    /// asks again, and reports the error if that fails too.
+    fn fail(&self, call: &Call<'_>, segments: &mut Segments) {
+        let Some(wanted) = size::wanted(call.function.effect, call.record) else {
+            return;
+        };
+        // The allocator over CUDA's own pools never asks twice, and reports nothing
+        // (c10/cuda/CUDAMallocAsyncAllocator.cpp@v2.15.0).
+        if call.owner == Owner::Allocator && !wanted.is_from_a_pool {
+            return;
+        }
+        let device = match call.function.effect {
+            Effect::CreatesPhysical => located(call.record),
+            _ => self.contexts.of(call.tid(), call.caller()).device,
+        };
+        let event = call.event(Action::CudaOutOfMemory, 0, wanted.size, wanted.space);
+        segments.push(Event::Memory(MemoryEvent { device, ..event }));
     }
 
     fn give(

@@ -765,12 +765,10 @@ impl HostSession {
         self.unsent_failures = unsent;
         let most = CudaRecord::MAX_FAILURES_PER_SECOND;
         let notice = format!(
-            "{unsent} failed calls of CUDA are not recorded so far: at most {most} a second of each process are"
+            "{unsent} failed calls of CUDA are not recorded: at most {most} a second of a process are"
         );
-        let count = |tgid: &&u32| {
-            self.counters
-                .of_process(Tgid(**tgid), counter::FAILURES_NOT_SENT)
-        };
+        let index = counter::FAILURES_NOT_SENT;
+        let count = |tgid: &&u32| self.counters.of_process(Tgid(**tgid), index);
         if let Some(worst) = self.processes.keys().max_by_key(count).copied() {
             self.emit(Tgid(worst), HostItem::Notice(notice));
         }

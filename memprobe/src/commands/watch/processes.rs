@@ -170,7 +170,7 @@ impl WatchedProcesses {
     /// Begins a dump: asks the driver, and reads the objects of the process while it handles the error.
     fn begin(&mut self, tgid: Tgid, reason: DumpReason, counted: u64) {
         let mut pending = PendingDump::new(tgid, reason, counted, self.driver.clone());
-        pending.caches = self.caches_beside(tgid);
+        pending.caches = self.caches_of_others(tgid);
         let send = self.send.clone();
         tokio::task::spawn_blocking(move || {
             let sample = sample_driver();
@@ -194,7 +194,7 @@ impl WatchedProcesses {
         }
     }
 
-    fn caches_beside(&self, tgid: Tgid) -> Vec<WatchedCache> {
+    fn caches_of_others(&self, tgid: Tgid) -> Vec<WatchedCache> {
         let others = self.processes.iter();
         let others = others.filter(|(other, process)| **other != tgid && !process.has_ended);
         let cache = |(tgid, process): (&Tgid, &WatchedProcess)| WatchedCache {

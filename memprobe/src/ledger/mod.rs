@@ -6,6 +6,7 @@
 //! lines`. `allocated` is the allocator's own total; `unaccounted` is 0 unless events were lost.
 //! Every store is bounded by [`Caps`].
 
+mod address_index;
 mod agreement;
 mod analysis;
 mod baseline;

@@ -1,6 +1,6 @@
 //! Store of live blocks: a slab of blocks, and an ordered index of addresses for each device.
 
-use super::address_index::AddressIndex;
+use super::block_addresses::BlockAddresses;
 use super::call_sites::CallSiteId;
 use super::caps::{Budget, Caps};
 use super::definitions::{Definitions, StackRef};
@@ -69,7 +69,7 @@ pub(super) struct BlockStore {
     /// Number of those that can be reused; the last event ended the others.
     reusable: usize,
     /// Live blocks by address, indexed by device.
-    by_address: Vec<AddressIndex>,
+    by_address: Vec<BlockAddresses>,
 }
 
 impl Default for BlockStore {
@@ -124,7 +124,7 @@ impl BlockStore {
         let (device, addr) = (usize::from(block.device.0), block.addr);
         if self.by_address.len() <= device {
             self.by_address
-                .resize_with(device + 1, AddressIndex::default);
+                .resize_with(device + 1, BlockAddresses::default);
         }
         self.by_address[device].insert(addr.0, id);
         true
@@ -169,7 +169,7 @@ impl BlockStore {
 
     /// Live blocks, by device and address.
     pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
-        let blocks = self.by_address.iter().flat_map(AddressIndex::blocks);
+        let blocks = self.by_address.iter().flat_map(BlockAddresses::blocks);
         blocks.map(|id| (id, self.get(id)))
     }
 

@@ -6,10 +6,10 @@
 //! lines`. `allocated` is the allocator's own total; `unaccounted` is 0 unless events were lost.
 //! Every store is bounded by [`Caps`].
 
-mod address_index;
 mod agreement;
 mod analysis;
 mod baseline;
+mod block_addresses;
 mod block_store;
 mod call_sites;
 mod caps;

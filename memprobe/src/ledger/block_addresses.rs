@@ -8,7 +8,7 @@ use super::block_store::BlockId;
 use super::dense::Dense as _;
 
 const LEAF_BLOCKS: usize = 64;
-/// Neighbours with at most so many blocks together become one leaf, so that leaves are a quarter full on average.
+/// Neighbours with at most so many blocks together become one leaf, so that leaves are at least a quarter full on average.
 const MERGED_BLOCKS: usize = LEAF_BLOCKS / 2;
 
 /// Blocks of neighbouring addresses; at least one.
@@ -76,7 +76,7 @@ struct LeafPosition {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct AddressIndex {
+pub(super) struct BlockAddresses {
     /// First address of each leaf.
     starts: Vec<u64>,
     leaves: Vec<Box<Leaf>>,
@@ -84,7 +84,7 @@ pub(super) struct AddressIndex {
     last: LeafPosition,
 }
 
-impl AddressIndex {
+impl BlockAddresses {
     pub(super) fn get(&self, addr: u64) -> Option<BlockId> {
         let LeafPosition { leaf, at } = self.position(addr);
         let leaf = self.leaves.get(leaf)?;
@@ -220,7 +220,7 @@ mod tests {
         BlockId::from_index(number)
     }
 
-    impl AddressIndex {
+    impl BlockAddresses {
         /// Returns the blocks with their addresses, after a check of the bounds on leaves.
         fn checked(&self) -> Vec<(u64, BlockId)> {
             let starts: Vec<u64> = self.leaves.iter().map(|leaf| leaf.addrs()[0]).collect();
@@ -240,7 +240,12 @@ mod tests {
     }
 
     /// Makes random changes, of which `kept` in 100 are insertions, and compares the index with a map.
-    fn change(index: &mut AddressIndex, map: &mut BTreeMap<u64, BlockId>, changes: u64, kept: u64) {
+    fn change(
+        index: &mut BlockAddresses,
+        map: &mut BTreeMap<u64, BlockId>,
+        changes: u64,
+        kept: u64,
+    ) {
         let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ changes;
         for number in 0..changes {
             random ^= random << 13;
@@ -268,7 +273,7 @@ mod tests {
 
     #[test]
     fn it_has_the_blocks_of_an_ordered_map() {
-        let (mut index, mut map) = (AddressIndex::default(), BTreeMap::new());
+        let (mut index, mut map) = (BlockAddresses::default(), BTreeMap::new());
         for (changes, kept) in [
             (9000, 70),
             (9000, 50),
@@ -283,7 +288,7 @@ mod tests {
 
     #[test]
     fn rising_addresses_fill_whole_leaves() {
-        let mut index = AddressIndex::default();
+        let mut index = BlockAddresses::default();
         let blocks = 10 * LEAF_BLOCKS;
         for number in 0..blocks {
             index.insert(512 * number as u64, id(number));
@@ -294,7 +299,7 @@ mod tests {
 
     #[test]
     fn falling_addresses_in_a_gap_leave_no_leaves_nearly_empty() {
-        let mut index = AddressIndex::default();
+        let mut index = BlockAddresses::default();
         for number in 0..LEAF_BLOCKS {
             index.insert(number as u64, id(number));
         }
@@ -311,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_place_that_is_outdated_is_not_used() {
-        let mut index = AddressIndex::default();
+        let mut index = BlockAddresses::default();
         for number in 0..1000 {
             index.insert(10 * number, id(number as usize));
         }

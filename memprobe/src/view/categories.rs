@@ -10,7 +10,7 @@ use crate::attribution::tables::Category::{
 use crate::attribution::tables::{CategoryRule, RuleStatus};
 use crate::event::DeviceIndex;
 
-/// Cells of a row in the table of categories. A screen and a report define those that they show.
+/// Cells of a row in the table of categories. Each view defines the cells that it shows.
 pub trait CategoryCells {
     fn device(&self) -> Option<DeviceIndex> {
         None

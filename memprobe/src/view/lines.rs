@@ -16,7 +16,7 @@ pub const RATE: &str = "ALLOC/s";
 pub const GROWTH: &str = "GROWTH/min";
 pub const GROWTH_PER_ITERATION: &str = "GROWTH/it";
 
-/// Cells of a row in a table of lines. A screen and a report define those that they show.
+/// Cells of a row in a table of lines. Each view defines the cells that it shows.
 pub trait LineCells {
     fn device(&self) -> Option<DeviceIndex> {
         None
@@ -65,7 +65,7 @@ pub trait LineCells {
 
     fn name(&self) -> Cell<'_>;
 
-    /// Callers that stand beside the line.
+    /// Callers to the right of the line.
     fn beside(&self) -> Cell<'_> {
         Cell::Unknown
     }

@@ -19,7 +19,7 @@ pub struct OutsideEntry<'a> {
     /// Kind of memory, and its device; empty for a line.
     pub kind: String,
     pub name: String,
-    /// Names of the lines that stand beside the library.
+    /// Names of lines, to the right of the library.
     pub beside: Vec<String>,
     pub lines: Cell<'a>,
 }

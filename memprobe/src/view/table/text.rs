@@ -4,7 +4,7 @@ use super::{Align, Cell, Column, Cut, Output, OutputRow, Summand, Table};
 use crate::view::{CUT, fit, fit_middle, width, wrap};
 
 const GAP: usize = 2;
-/// Lines of a legend; what else there is to say stands in `--help` and the guide.
+/// Maximum lines of a legend. Longer explanations belong to `--help` and the guide.
 const MAX_LEGEND_LINES: usize = 3;
 /// Width at which a legend must fit.
 const LEGEND_WIDTH: usize = 100;

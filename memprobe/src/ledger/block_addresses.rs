@@ -79,7 +79,10 @@ struct LeafPosition {
 pub(super) struct BlockAddresses {
     /// First address of each leaf.
     starts: Vec<u64>,
-    #[expect(clippy::vec_box, reason = "an inserted leaf moves pointers, not leaves")]
+    #[expect(
+        clippy::vec_box,
+        reason = "an inserted leaf moves pointers, not leaves"
+    )]
     leaves: Vec<Box<Leaf>>,
     /// Result of the last search, which may be outdated.
     last: LeafPosition,

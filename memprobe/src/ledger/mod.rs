@@ -9,6 +9,7 @@
 mod agreement;
 mod analysis;
 mod baseline;
+mod block_addresses;
 mod block_store;
 mod call_sites;
 mod caps;

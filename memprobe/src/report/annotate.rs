@@ -5,7 +5,7 @@ mod functions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Write};
 
-use super::attribution::once;
+use super::attribution::{Notes, once};
 use super::cells::total_name;
 use super::{Outcome, ReportError, ReportOptions, SegmentMoment, document, replay, unless_closed};
 use crate::attribution::WithCategories;
@@ -121,11 +121,15 @@ pub fn write_annotated<R: BufRead>(
         SegmentMoment::Peak => "at the peak of the device",
         SegmentMoment::OutOfMemory => "at the last out-of-memory error",
     };
-    let mut notes = vec![format!(
+    let legend = vec![format!(
         "LIVE: {when}. PEAK: the line's own. ALLOCATED: all its blocks. ACTIVE, RESERVED: highest totals of the \
          device just after it allocated."
     )];
-    notes.extend(doubt(&file, &source, &sites, replay.header.wall_start_ms));
+    let facts = doubt(&file, &source, &sites, replay.header.wall_start_ms);
+    let notes = Notes {
+        legend,
+        facts: facts.into_iter().collect(),
+    };
     let table = |index| {
         Some(table(
             index,

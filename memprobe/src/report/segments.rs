@@ -158,7 +158,7 @@ impl SegmentReport<'_> {
                 human(row.size)
             ));
         }
-        page.note(&MapGlyphs::ASCII.legend());
+        page.legend(&[MapGlyphs::ASCII.legend()]);
     }
 }
 

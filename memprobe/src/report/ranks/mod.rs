@@ -247,7 +247,7 @@ impl TableReport for RankReport<'_> {
             page.blank();
             page.table(&table::text(by, self.rows(at), self.options.top));
         }
-        page.note("Categories are inferred from when memory was allocated and freed.");
+        page.legend(&["Categories are inferred from when memory was allocated and freed."]);
     }
 
     fn document(&self) -> Cell<'_> {

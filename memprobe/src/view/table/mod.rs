@@ -65,6 +65,7 @@ pub struct OnScreen {
     /// First direction that the column sorts in; `None` if the table cannot be sorted by it.
     pub order: Option<SortOrder>,
     pub tone: Tone,
+    pub precision: Precision,
     /// True for the column with indentation and fold mark.
     pub is_name: bool,
 }
@@ -239,12 +240,21 @@ impl<R> Column<R> {
             least,
             order: Some(order),
             tone: Tone::Plain,
+            precision: self.precision,
             is_name: false,
         };
         Self {
             screen: Some(screen),
             ..self
         }
+    }
+
+    /// Shows fewer digits on the live screen than in text.
+    pub const fn brief(mut self) -> Self {
+        if let Some(screen) = &mut self.screen {
+            screen.precision = Precision::Short;
+        }
+        self
     }
 
     /// Shows the column of names on the live screen.
@@ -269,6 +279,12 @@ impl<R> Column<R> {
             screen.order = order;
         }
         self
+    }
+
+    /// Precision on the live screen.
+    pub fn screen_precision(&self) -> Precision {
+        self.screen
+            .map_or(self.precision, |screen| screen.precision)
     }
 
     pub fn is_sortable(&self) -> bool {

@@ -9,6 +9,7 @@ pub mod cells;
 mod command;
 mod gpus;
 mod host;
+mod markup;
 mod names;
 mod number;
 mod printable;
@@ -30,6 +31,7 @@ pub use host::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, doubtful_devices, driver_gap,
     process_state, rank, top_line_names,
 };
+pub use markup::escaped;
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
     named_stack, native_place, place, process, whole_frame,

@@ -56,12 +56,12 @@ pub fn identify(
             chosen().map(|chosen| gpu(chosen.device, chosen.mig, IdentitySource::Environment))
         }
     };
-    let told = evidence.memory.get(usize::from(device.0));
+    let memory = evidence.memory.get(usize::from(device.0));
     match gpu {
         Ok(gpu) => DeviceIdentity {
             device,
             gpu: Some(Gpu {
-                memory: gpu.memory.or_else(|| told.copied().flatten()),
+                memory: gpu.memory.or_else(|| memory.copied().flatten()),
                 ..gpu
             }),
             unknown: None,

@@ -99,53 +99,76 @@ fn bars(row: &RankRow, ranks: &[RankDevice]) -> String {
     svg + "</svg>"
 }
 
+/// Extent of a chart: numbers of iterations, and bytes.
+struct Extent {
+    first: u64,
+    last: u64,
+    most: u64,
+}
+
+impl Extent {
+    /// Returns `None` without iterations.
+    fn of(ranks: &[RankDevice]) -> Option<Self> {
+        let numbers = || ranks.iter().flat_map(|rank| rank.iterations.keys());
+        let bytes = ranks.iter().flat_map(|rank| rank.iterations.values());
+        Some(Self {
+            first: *numbers().min()?,
+            last: *numbers().max()?,
+            most: (*bytes.max()?).max(1),
+        })
+    }
+
+    /// Points of the line of a rank.
+    fn points(&self, rank: &RankDevice) -> String {
+        let length = self.last - self.first;
+        let step = length.div_ceil(MAX_POINTS).max(1);
+        let mut highest: Vec<(u64, u64)> = Vec::new();
+        for (number, bytes) in &rank.iterations {
+            let place = (number - self.first) / step * step;
+            match highest.last_mut() {
+                Some((last, most)) if *last == place => *most = (*most).max(*bytes),
+                _ => highest.push((place, *bytes)),
+            }
+        }
+        let scaled = |value: u64, whole: u64, length: u64| {
+            (u128::from(value) * u128::from(length) / u128::from(whole.max(1))) as u64
+        };
+        let height = |bytes: u64| HEIGHT - scaled(bytes, self.most, HEIGHT);
+        let point = |(place, bytes): &(u64, u64)| {
+            format!("{},{}", scaled(*place, length, WIDTH), height(*bytes))
+        };
+        let mut points: Vec<String> = highest.iter().map(point).collect();
+        // A line needs two points.
+        if let [(_, bytes)] = highest[..] {
+            points.push(format!("{WIDTH},{}", height(bytes)));
+        }
+        points.join(" ")
+    }
+}
+
 /// A line for each rank over the numbers of iterations.
 fn write_chart(ranks: &[RankDevice], out: &mut impl Write) -> io::Result<()> {
-    let numbers = || ranks.iter().flat_map(|rank| rank.iterations.keys());
-    let (Some(first), Some(last)) = (numbers().min(), numbers().max()) else {
+    let Some(extent) = Extent::of(ranks) else {
         return writeln!(out, "<p class=\"fact\">The ranks have no iterations.</p>");
     };
-    let bytes = ranks.iter().flat_map(|rank| rank.iterations.values());
-    let most = bytes.max().copied().unwrap_or(0).max(1);
     writeln!(
         out,
-        "<p class=\"fact\">Iterations {first} to {last}, from 0 to {}.</p>\n\
+        "<p class=\"fact\">Iterations {} to {}, from 0 to {}.</p>\n\
          <svg class=\"lines\" viewBox=\"-4 -4 {} {}\" preserveAspectRatio=\"none\" role=\"img\" \
          aria-label=\"Peak of each iteration by rank\">",
-        human(Bytes(most)),
+        extent.first,
+        extent.last,
+        human(Bytes(extent.most)),
         WIDTH + 8,
         HEIGHT + 8
     )?;
-    let step = (last - first).div_ceil(MAX_POINTS).max(1);
-    let scaled = |value: u64, whole: u64, length: u64| {
-        (u128::from(value) * u128::from(length) / u128::from(whole.max(1))) as u64
-    };
     for (at, rank) in ranks.iter().enumerate() {
-        let mut points: Vec<(u64, u64)> = Vec::new();
-        for (number, bytes) in &rank.iterations {
-            let place = (number - first) / step * step;
-            match points.last_mut() {
-                Some((last, highest)) if *last == place => *highest = (*highest).max(*bytes),
-                _ => points.push((place, *bytes)),
-            }
-        }
-        let points: Vec<String> = points
-            .into_iter()
-            .map(|(place, bytes)| {
-                let x = scaled(place, last - first, WIDTH);
-                format!("{x},{}", HEIGHT - scaled(bytes, most, HEIGHT))
-            })
-            .collect();
-        let (class, label) = (at.min(COLOURS - 1), rank_label(rank));
-        let shape = match &points[..] {
-            // A line needs two.
-            [only] => format!("{only} {WIDTH},{}", only.split(',').nth(1).unwrap_or("0")),
-            _ => points.join(" "),
-        };
         writeln!(
             out,
-            "<polyline class=\"r{class}\" points=\"{shape}\"><title>{}</title></polyline>",
-            escaped(&label)
+            "<polyline class=\"r{}\" points=\"{}\"><title>{}</title></polyline>",
+            at.min(COLOURS - 1),
+            extent.points(rank),
+            escaped(&rank_label(rank))
         )?;
     }
     writeln!(out, "</svg>\n<ul class=\"parts\">")?;

@@ -40,9 +40,10 @@ impl StaticPage<'_> {
 
     fn write_notes(&self, out: &mut impl Write) -> io::Result<()> {
         for note in self.notes {
-            let class = match note.starts_with("warning: ") {
-                true => "warning",
-                false => "fact",
+            let class = if note.starts_with("warning: ") {
+                "warning"
+            } else {
+                "fact"
             };
             writeln!(out, "<p class=\"{class}\">{}</p>", escaped(note))?;
         }

@@ -86,7 +86,7 @@ struct AnnotatedDevice {
 pub struct AnnotatedFile {
     /// Name in the recording.
     pub file: String,
-    /// What the columns mean, and doubts about the text.
+    /// Meaning of the columns, and doubts about the text.
     pub notes: Vec<String>,
     replay: RecordingReplay,
     text: Option<String>,

@@ -197,7 +197,7 @@ impl RankComparison<'_> {
         }
     }
 
-    /// The rank that would fail first: with the least memory left, or if that is unknown the one that reserved most.
+    /// The rank with the least memory left, or with the most reserved bytes if a capacity is unknown.
     fn nearest_to_failure(&self) -> String {
         let left = |rank: &RankDevice| {
             let capacity = rank.capacity?.0;

@@ -424,7 +424,7 @@ fn the_page_of_a_torchrun_has_its_ranks_by_iteration_and_their_imbalance() {
     // The largest difference is what the last rank keeps.
     let first = browser.text("#imbalance table tbody tr");
     assert!(
-        first.contains("train.py:23") && first.contains("rank 1"),
+        first.contains("train.py:21") && first.contains("rank 1"),
         "{first}"
     );
     assert_eq!(

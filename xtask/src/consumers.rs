@@ -39,7 +39,7 @@ pub fn install(python: &Path, version: &str) -> Result<PathBuf> {
         .join(format!("python{version}"));
     fs::create_dir_all(&folder)?;
     let parts: [(&str, &dyn Fn(&Path) -> Command); 3] = [
-        ("python", &|into| {
+        ("python", &|into: &Path| {
             let mut pip = Command::new(python);
             pip.args([
                 "-m",
@@ -52,13 +52,13 @@ pub fn install(python: &Path, version: &str) -> Result<PathBuf> {
             pip.arg(into).args(PYTHON);
             pip
         }),
-        ("npm", &|into| {
+        ("npm", &|into: &Path| {
             let mut npm = Command::new("npm");
             npm.args(["install", "--no-audit", "--no-fund", "--silent", "--prefix"]);
             npm.arg(into).args(NPM);
             npm
         }),
-        ("inferno", &|into| {
+        ("inferno", &|into: &Path| {
             let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
             let mut cargo = Command::new(cargo);
             cargo.args([

@@ -67,7 +67,10 @@ pub struct TimeNs(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Address(pub u64);
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
 pub struct Bytes(pub u64);
 
 /// A CUDA device ordinal as the target sees it (after `CUDA_VISIBLE_DEVICES`), or the CPU.

@@ -30,13 +30,13 @@ mod tensors;
 mod threads;
 mod what_if;
 
-pub use annotate::{Annotation, SourceFile, SourceReader, write_annotated};
+pub use annotate::{AnnotatedFile, Annotation, SourceFile, SourceReader, write_annotated};
 pub use difference::{DiffOptions, NamedRecording, write_difference};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
 pub(crate) use preamble::limit_warning;
-pub use ranks::write_ranks;
+pub use ranks::{RankComparison, RankDevice, RankRow, label as rank_label, write_ranks};
 pub use replay::RecordingReplay;
 pub use session::session_summary;
 pub use shapes::tensor as purpose_name;

@@ -11,6 +11,7 @@ mod command;
 mod gpus;
 mod host;
 mod lines;
+mod markup;
 mod names;
 mod number;
 mod outside;
@@ -38,6 +39,7 @@ pub use host::{
     process_state, rank, top_line_names,
 };
 pub use lines::{CHANGE, GROWTH, GROWTH_PER_ITERATION, LineCells, RATE, line_columns};
+pub use markup::escaped;
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
     named_stack, native_place, place, process, whole_frame,

@@ -26,7 +26,9 @@ pub use failure::{FailedRequest, FreeList, OomCause};
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
-pub use recording::{RecordingEvidence, explain_recording, parts_of_moment};
+pub use recording::{
+    FailureEvidence, RecordingEvidence, RecordingRereads, explain_recording, failure_evidence,
+};
 pub use tensors::{ProcessEvidence, explain_process};
 
 /// Page about one process.

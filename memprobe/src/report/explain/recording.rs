@@ -1,6 +1,7 @@
 //! Explanation of a recording: each device at its moment of most allocated bytes, or all at an out-of-memory error.
 
-use std::io::BufRead;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 
 use super::moment::at_moment;
 use super::parts::{MemoryPart, PartId, completed};
@@ -32,52 +33,82 @@ pub struct RecordingEvidence<'a> {
     pub growth: &'a GrowthLedger,
 }
 
+/// Analyses that find the failed request, and the segments at its moment.
+pub type FailureEvidence = (SegmentLedger, FailureFinder);
+
+/// Returns the analyses of the moment that the explanation of a recording is about.
+pub fn failure_evidence<R: BufRead>(reader: &Reader<R>) -> FailureEvidence {
+    let dump = reader.header().dump.as_ref();
+    (
+        SegmentLedger::default(),
+        FailureFinder::at(dump.map(|dump| dump.time)),
+    )
+}
+
+/// Readings of a recording after its first: up to the failed request, and two under other settings.
+pub struct RecordingRereads(Option<[Reader<BufReader<File>>; 3]>);
+
+impl RecordingRereads {
+    /// Opens a recording again. A pipe cannot be read twice: then its peaks are explained.
+    pub fn of<R: BufRead>(reader: &Reader<R>) -> Self {
+        let again = || reader.reopened();
+        let all = || Some([again()?, again()?, again()?]);
+        Self(all())
+    }
+}
+
 /// Explains a recording; `file` is its name.
 pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
     file: &str,
 ) -> Result<Explanation, RecordingError> {
-    let expandable = [reader.reopened(), reader.reopened()];
+    let rereads = RecordingRereads::of(&reader);
     let peaks = WithCategories {
         categories: AttributionLedger::new(None),
         table: PeakLedger::new(Grouping::User),
     };
     let growth = GrowthLedger::new(Grouping::User, None);
-    let dump = reader.header().dump.clone();
-    let moments = (
-        SegmentLedger::default(),
-        FailureFinder::at(dump.as_ref().map(|dump| dump.time)),
-    );
-    let again = reader.reopened();
-    let analyses = (peaks, (growth, moments));
-    let (replay, analyses) = replay::run(reader, Grouping::User, analyses)?;
-    let (peaks, (growth, (segments, moment))) = analyses;
-    let mut explained = match again.filter(|_| dump.is_some() || moment.found.is_some()) {
-        Some(again) => {
-            let devices = at_moment(again, &moment, dump.as_deref(), &segments)?;
-            let moment = match moment.found {
-                Some(_) => RecordedMoment::OutOfMemory,
-                None => RecordedMoment::Requested,
-            };
-            explanation(&replay, file, moment, devices)
-        }
-        None => RecordingEvidence {
-            replay: &replay,
-            peaks: &peaks.table,
-            categories: &peaks.categories,
-            growth: &growth,
-        }
-        .explain(file),
+    let failure = failure_evidence(&reader);
+    let (replay, analyses) = replay::run(reader, Grouping::User, (peaks, (growth, failure)))?;
+    let (peaks, (growth, failure)) = analyses;
+    let evidence = RecordingEvidence {
+        replay: &replay,
+        peaks: &peaks.table,
+        categories: &peaks.categories,
+        growth: &growth,
     };
-    if let [Some(first), Some(second)] = expandable {
-        add_expandable_segments(&mut explained.devices, first, second)?;
-    }
-    Ok(explained)
+    evidence.explain_moment(&failure, rereads, file)
 }
 
 impl RecordingEvidence<'_> {
+    /// Explains the failed request of a recording, or the moment of a dump, or else its peaks; `file` is its name.
+    pub fn explain_moment(
+        &self,
+        failure: &FailureEvidence,
+        rereads: RecordingRereads,
+        file: &str,
+    ) -> Result<Explanation, RecordingError> {
+        let Some([again, first, second]) = rereads.0 else {
+            return Ok(self.explain(file));
+        };
+        let (segments, found) = failure;
+        let dump = self.replay.header.dump.as_deref();
+        let mut explained = if dump.is_some() || found.found.is_some() {
+            let devices = at_moment(again, found, dump, segments)?;
+            let moment = match found.found {
+                Some(_) => RecordedMoment::OutOfMemory,
+                None => RecordedMoment::Requested,
+            };
+            explanation(self.replay, file, moment, devices)
+        } else {
+            self.explain(file)
+        };
+        add_expandable_segments(&mut explained.devices, first, second)?;
+        Ok(explained)
+    }
+
     /// Explains the peaks of the recording; `file` is its name.
-    pub fn explain(&self, file: &str) -> Explanation {
+    fn explain(&self, file: &str) -> Explanation {
         let Self { replay, growth, .. } = self;
         let intervals = growth.intervals_per_iteration();
         let devices = replay.snapshot.devices.iter().filter_map(|device| {
@@ -160,7 +191,7 @@ fn at_peak(
 }
 
 /// Parts of what the allocator had reserved at a moment. They add up to it.
-pub fn parts_of_moment(
+fn parts_of_moment(
     by_category: impl IntoIterator<Item = (Category, u64)>,
     before_attach: u64,
     totals: Totals,

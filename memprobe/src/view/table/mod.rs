@@ -7,6 +7,7 @@
 
 mod cell;
 mod data;
+mod html;
 mod text;
 
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 
 pub use cell::{Cell, Direction, Precision};
 pub use data::{CsvWriter, Rows, json_document, json_object};
+pub use html::{MarkupColumn, html_table};
 pub use text::{Colour, Drawn, Page, Style};
 
 /// Makes an array of [`Column`]s of a row type, one a line: constructor, options, and the value of a row.

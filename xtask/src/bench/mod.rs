@@ -45,7 +45,7 @@ pub struct Options {
     /// Print tables in Markdown; progress goes to standard error
     #[arg(long)]
     markdown: bool,
-    /// Turns of the training loop: each has one block of every profiler
+    /// Turns of the training loop: each has one block of every profiler. Of `scale` at most three
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Iterations of the training loop in a block
@@ -142,7 +142,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         }
         if wanted(Part::Scale) {
             let filter = options.filter.as_deref().unwrap_or_default();
-            let table = scale::measure(&environment.python, &workloads, &programs, filter)?;
+            let rounds = options.rounds;
+            let table = scale::measure(&environment.python, &workloads, &programs, filter, rounds)?;
             tables.push((Part::Scale, table));
         }
         if wanted(Part::Recording) {

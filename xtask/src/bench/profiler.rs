@@ -372,7 +372,7 @@ impl Attached {
     }
 
     /// Starts a program with a full-screen UI and waits until it has attached.
-    fn on_a_terminal(mut command: Command) -> Result<Self> {
+    pub(super) fn on_a_terminal(mut command: Command) -> Result<Self> {
         let (ours, theirs) = open_terminal()?;
         command
             .env("TERM", "xterm-256color")

@@ -168,8 +168,8 @@ impl<M: ReadMemory> Namer<'_, M> {
         let owners = tensors.iter().flat_map(|tensor| &tensor.gradient_of);
         let owners: HashSet<usize> = owners.copied().collect();
         let unnamed = self.of_python.iter();
-        let unnamed = unnamed
-            .filter(|(_, at)| owners.contains(*at) && self.named[**at].names.is_empty());
+        let unnamed =
+            unnamed.filter(|(_, at)| owners.contains(*at) && self.named[**at].names.is_empty());
         let variables = unnamed.filter_map(|(object, &at)| Some((at, self.variable(*object)?)));
         let variables: HashMap<usize, Name> = variables.collect();
         for (at, tensor) in tensors.iter().enumerate() {

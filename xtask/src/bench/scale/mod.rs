@@ -106,7 +106,7 @@ impl Subject {
             }),
             (Self::Recording(..), _) => bail!("a recording has no process"),
             (Self::Workload(workload), _) => {
-                Run::beside(workload, memprobe, case, &programs.recordings)
+                Run::with_workload(workload, memprobe, case, &programs.recordings)
             }
         }
     }

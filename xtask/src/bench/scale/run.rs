@@ -58,7 +58,7 @@ impl Run {
     }
 
     /// Measures a run beside a workload, after the workload alone.
-    pub(super) fn beside(
+    pub(super) fn with_workload(
         workload: &Workload,
         memprobe: &Path,
         case: &Case,

@@ -61,9 +61,9 @@ impl Slabs {
 
     /// Keeps the chunks at these indices, which ascend, and moves them together. The memory behind them goes back to the
     /// system.
-    pub(super) fn keep(&mut self, kept: impl IntoIterator<Item = usize>) {
+    pub(super) fn keep(&mut self, indices: impl IntoIterator<Item = usize>) {
         let mut count = 0;
-        for index in kept {
+        for index in indices {
             self.copy(index, count);
             count += 1;
         }
@@ -119,16 +119,16 @@ mod tests {
     }
 
     #[test]
-    fn kept_chunks_lie_side_by_side() {
+    fn retained_chunks_lie_side_by_side() {
         let mut slabs = Slabs::default();
         let count = FIRST + 2 * OTHERS;
         slabs.reserve(count).unwrap();
         for at in 0..count {
             slabs.chunk_mut(at)[..8].copy_from_slice(&at.to_le_bytes());
         }
-        let kept = || (0..count).step_by(3);
-        slabs.keep(kept());
-        for (at, from) in kept().enumerate() {
+        let retained = || (0..count).step_by(3);
+        slabs.keep(retained());
+        for (at, from) in retained().enumerate() {
             assert_eq!(slabs.chunk(at)[..8], from.to_le_bytes());
         }
         assert_eq!(slabs.capacity(), FIRST + OTHERS);

@@ -9,6 +9,7 @@ use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, pluggable_allocator, 
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::parse_events;
 use memprobe_tests::process::{Background, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -439,4 +440,48 @@ fn a_program_without_pytorch_has_a_dump_too() {
         printed.contains("failed calls of CUDA are not recorded"),
         "{printed}"
     );
+}
+
+#[test]
+fn a_dump_asked_for_while_the_probes_are_off_has_the_blocks_of_its_moment() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let mut command = stage.environment.pytorch().command();
+    command.args([
+        "rush_checkpoints.py",
+        "--checkpoints",
+        "1",
+        "--seconds",
+        "3",
+    ]);
+    command.arg("--folder").arg(stage.folder.path());
+    let mut rush = Background::start(&mut command);
+    rush.wait_for("ready");
+    let pid = rush.pid().to_string();
+    let options = ["--no-names", "--max-overhead", "0.1%", "--pid", &pid];
+    let mut watch = stage.watch(&options);
+    std::fs::write(stage.path("go-0"), "").expect("written");
+    let truth: Value = wait_until("the checkpoint", || {
+        let text = std::fs::read(stage.path("checkpoint-1.json")).ok()?;
+        Some(serde_json::from_slice(&text).expect("a checkpoint"))
+    });
+    // Nearly all of the rush was without probes, which stay off for as long as half a minute.
+    watch.signal(Signal::USR1);
+    watch.wait_for("memprobe: saved ");
+    let dumps = stage.dumps("memprobe-dump-");
+    let report = stage.environment.report(&dumps[0]);
+    let device = &report["devices"][0];
+    for total in ["allocated", "reserved", "peak_allocated"] {
+        assert_eq!(device[total], truth[total], "{total}: {report}");
+    }
+    assert_eq!(device["live_blocks"], truth["blocks"], "{report}");
+    assert_eq!(device["unaccounted"], 0, "{report}");
+    assert!(report["budget"]["pauses"].as_u64() > Some(0), "{report}");
+    let unseen = device["lines"].to_string();
+    assert!(unseen.contains("probes were off"), "{report}");
+    watch.signal(Signal::INT);
+    watch.finish().succeeded();
+    std::fs::write(stage.path("go-1"), "").expect("written");
+    rush.finish().succeeded();
 }

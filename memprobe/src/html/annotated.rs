@@ -8,9 +8,10 @@ use crate::view::table::html_table;
 
 /// Writes the page of an annotated file. It has no script.
 pub fn write_annotated_page(annotated: &AnnotatedFile, out: &mut impl Write) -> io::Result<()> {
+    let notes = annotated.notes();
     let page = StaticPage {
         title: &annotated.file,
-        notes: &annotated.notes(),
+        notes: &notes,
     };
     page.write(out, |out| {
         for device in annotated.devices() {

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const EVENT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest wait for the blocks of a process whose probes were off.
-const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most blocks noted as changed between the failed request and the reading of objects.
 const MAX_TOUCHED: usize = 1 << 20;

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::DumpObjects;
 use super::cooldown::Cooldown;
-use super::dump::{DriverReading, DumpEvidence, PendingDump, WatchedCache};
+use super::dump::{BLOCKS_PATIENCE, DriverReading, DumpEvidence, PendingDump, WatchedCache};
 use super::flight::FlightRecorder;
 use super::folder::DumpFolder;
 use super::hook::Hook;
@@ -46,6 +46,8 @@ pub(super) struct WatchedProcesses {
     driver: Option<DriverReading>,
     dumps: u64,
     counted: u64,
+    /// Time since which somebody waits for a dump of every process.
+    requested: Option<Instant>,
     finished: Arc<()>,
     send: mpsc::UnboundedSender<(Tgid, DumpEvidence)>,
     arrived: mpsc::UnboundedReceiver<(Tgid, DumpEvidence)>,
@@ -79,6 +81,7 @@ impl WatchedProcesses {
             driver: None,
             dumps: 0,
             counted: 0,
+            requested: None,
             finished: Arc::default(),
             send,
             arrived,
@@ -271,8 +274,12 @@ impl WatchedProcesses {
         }
     }
 
-    /// Dumps every process with GPU memory.
-    pub(super) fn dump_all(&mut self) {
+    /// Asks for a dump of every process with GPU memory. It is written once the live blocks are up to date.
+    pub(super) fn request_dumps(&mut self) {
+        self.requested.get_or_insert_with(Instant::now);
+    }
+
+    fn dump_all(&mut self) {
         let processes = self.processes.iter();
         let idle = processes.filter(|(_, process)| {
             process.pending.is_none() && process.flight.has_devices() && !process.has_ended
@@ -293,7 +300,9 @@ impl WatchedProcesses {
     /// True while a dump is written or explained.
     pub(super) fn has_pending(&self) -> bool {
         let mut processes = self.processes.values();
-        processes.any(|process| process.pending.is_some()) || Arc::strong_count(&self.finished) > 1
+        processes.any(|process| process.pending.is_some())
+            || self.requested.is_some()
+            || Arc::strong_count(&self.finished) > 1
     }
 
     /// Waits for no more evidence.
@@ -306,17 +315,22 @@ impl WatchedProcesses {
         }
     }
 
-    /// True if a request has failed whose dump needs the present blocks.
+    /// True if a dump needs the present blocks: one that was asked for, or that of a failed request.
     pub(super) fn needs_blocks(&self) -> bool {
         let mut pending = self
             .processes
             .values()
             .filter_map(|process| process.pending.as_ref());
-        pending.any(|pending| !pending.is_frozen())
+        self.requested.is_some() || pending.any(|pending| !pending.is_frozen())
     }
 
     /// Fixes the contents of dumps, and completes those whose evidence has arrived.
     pub(super) fn finish_dumps(&mut self, session: &HostSession) {
+        let is_due =
+            |since: &mut Instant| !session.lacks_blocks() || since.elapsed() >= BLOCKS_PATIENCE;
+        if self.requested.take_if(is_due).is_some() {
+            self.dump_all();
+        }
         let (mut frozen, mut whole) = (Vec::new(), Vec::new());
         for (tgid, process) in &mut self.processes {
             let Some(pending) = &mut process.pending else {

@@ -75,7 +75,7 @@ impl<'a> GroupRow<'a> {
     }
 
     fn site(&self) -> Option<&'a Frame> {
-        self.common(|row| row.site.as_ref())
+        self.common(|row| row.site.as_deref())
     }
 
     fn device(&self) -> Option<String> {

@@ -175,7 +175,7 @@ impl TensorList {
         let table = self.table.as_ref().filter(|table| at < table.devices.len());
         self.shown = table.map(|table| {
             let sites = table.devices[at].rows.iter();
-            let sites = sites.filter_map(|row| row.site.as_ref());
+            let sites = sites.filter_map(|row| row.site.as_deref());
             Rc::new(ShownDevice {
                 names: FileNames::of(sites.map(|site| &site.file)),
                 table: Arc::clone(table),
@@ -264,7 +264,7 @@ impl Content for TensorList {
     }
 
     fn place(&self, row: &RowOf<Self>) -> Option<SourcePlace> {
-        SourcePlace::of(row.data.texts().first().site.as_ref()?)
+        SourcePlace::of(row.data.texts().first().site.as_deref()?)
     }
 
     fn handle(

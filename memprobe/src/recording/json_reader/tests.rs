@@ -189,7 +189,7 @@ fn a_recording_of_a_later_memprobe_asks_for_an_update() {
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in [1, 2, 3, 4, 5] {
+    for earlier in [1, 2, 3, 4, 5, 6] {
         let (events, error, _) = read(&edited("\"format\":7", &format!("\"format\":{earlier}")));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());

@@ -61,7 +61,7 @@ pub struct PoolOfStream {
 pub struct OwnerRow {
     pub id: OwnerKind,
     pub depth: u8,
-    /// What sleeps is subtracted from what is reserved.
+    /// Negative for reserved bytes that sleep.
     pub bytes: i64,
     pub peak: Option<Bytes>,
     pub blocks: Option<u64>,
@@ -168,7 +168,7 @@ pub fn waterfalls(
     devices.map(waterfall).collect()
 }
 
-/// What is known of a device.
+/// Known facts of a device.
 struct Parts<'a> {
     totals: Totals,
     map: Option<&'a SegmentMap>,

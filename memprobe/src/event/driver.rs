@@ -9,7 +9,7 @@ use super::{Bytes, DeviceIndex, Tgid, TimeNs};
 pub struct DriverReading {
     /// Time of the answer.
     pub time: TimeNs,
-    /// Time of the question: the memory is that of a moment in between.
+    /// Time of the question. The driver counts at a moment in between.
     pub asked: TimeNs,
     pub tgid: Tgid,
     /// Devices whose GPU is known and answered.

@@ -62,8 +62,8 @@ impl SegmentMemories {
     }
 
     pub(super) fn insert(&mut self, memory: SegmentMemory) {
-        let is_room = self.by_addr.len() < MAX_SEGMENTS;
-        if is_room || self.by_addr.contains_key(&memory.addr.0) {
+        let is_within_cap = self.by_addr.len() < MAX_SEGMENTS;
+        if is_within_cap || self.by_addr.contains_key(&memory.addr.0) {
             self.by_addr.insert(memory.addr.0, memory);
         }
     }

@@ -249,8 +249,8 @@ impl CudaResolver {
         }
     }
 
-    /// Records a new context, with the line that made it. Of a context that CUDA's runtime makes in a private way, that
-    /// is the line of its first call with a stack.
+    /// Records a new context, with the line that made it. CUDA's runtime may make one in a private way: then the line of
+    /// its first call with a stack counts.
     fn announce_context(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let record = call.record;
         let context = match (call.function.effect, call.bound()) {

@@ -49,6 +49,7 @@ Examples:
   memprobe report trace.mprb --by layer --iteration all --format csv
   memprobe report trace.mprb --by category
   memprobe report trace.mprb --by segment --request 512MiB
+  memprobe report trace.mprb --by owner --at end
   memprobe report trace.mprb --what-if expandable_segments:True,max_split_size_mb:128
   memprobe report run/
   memprobe report trace.mprb --html report.html    # one file, which opens without network
@@ -92,7 +93,7 @@ pub struct Report {
     /// iterations, another line must allocate. FILE may be the end of a path.
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_iteration_start)]
     iteration_start: Option<IterationLine>,
-    /// With --by segment: moment to show [default: peak]; with --annotate [default: end]
+    /// With --by segment: moment to show [default: peak]; with --by owner and --annotate [default: end]
     #[arg(long, value_parser = choice(MOMENTS))]
     at: Option<SegmentMoment>,
     /// Replay the requests of PyTorch's allocator under other settings of PYTORCH_CUDA_ALLOC_CONF
@@ -127,6 +128,8 @@ const ROWS: &[Choice<By>] = choices! {
     "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
     "segment" => By::Segment, "A segment of the caching allocator: pool, stream, live, cached and split bytes, and what \
         empty_cache() would return";
+    "owner" => By::Owner, "Owner of the process's memory, down from the driver's count: CUDA's context, libraries, PyTorch's \
+        allocator with its cached and sleeping bytes";
     "rank" => By::Rank, "Of a directory: the ranks of a job in one iteration, the imbalance of lines, modules and \
         categories, and the first rank that failed";
 };
@@ -200,7 +203,7 @@ impl Report {
         ];
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread, Segment,
-            Rank,
+            Owner, Rank,
         ];
         let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
         let flags: [(&str, bool, &[By]); 9] = [
@@ -209,7 +212,7 @@ impl Report {
             (
                 "--frame",
                 self.frame.is_some(),
-                &[Line, Tensor, Peak, Growth, Saved, Rank],
+                &[Line, Tensor, Peak, Growth, Saved, Owner, Rank],
             ),
             ("--depth", self.depth.is_some(), &[Module, Layer, Size]),
             (
@@ -226,7 +229,7 @@ impl Report {
             (
                 "--at",
                 self.at.is_some() && self.page.annotate.is_none(),
-                &[Segment],
+                &[Segment, Owner],
             ),
             ("--request", self.request.is_some(), &[Segment]),
         ];
@@ -396,7 +399,10 @@ impl Report {
             colour: style.colour,
             iteration: self.iteration_start.clone(),
             layers: self.iteration.clone().unwrap_or(LayersOf::Peak),
-            moment: self.at.unwrap_or(SegmentMoment::Peak),
+            moment: self.at.unwrap_or(match self.by {
+                By::Owner => SegmentMoment::End,
+                _ => SegmentMoment::Peak,
+            }),
             request: self.request,
             what_if: self.what_if.clone(),
         }

@@ -67,6 +67,8 @@ pub enum Effect {
     Maps,
     /// `cuMemUnmap(CUdeviceptr ptr, size_t size)`.
     Unmaps,
+    /// `cuMemAddressFree(CUdeviceptr ptr, size_t size)`.
+    FreesAddresses,
     /// Makes the device of argument 0 the calling thread's.
     SetsDevice,
     /// Makes the context of argument 0 the calling thread's.
@@ -145,7 +147,12 @@ impl Effect {
     pub const fn wants_stack(self) -> bool {
         matches!(
             self,
-            Self::Allocates { .. } | Self::Registers | Self::CreatesPhysical | Self::Maps
+            Self::Allocates { .. }
+                | Self::Registers
+                | Self::CreatesPhysical
+                | Self::Maps
+                | Self::CreatesContext { .. }
+                | Self::RetainsPrimary
         )
     }
 
@@ -276,6 +283,7 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemRelease", Effect::ReleasesPhysical),
     driver("cuMemMap", Effect::Maps),
     driver("cuMemUnmap", Effect::Unmaps),
+    driver("cuMemAddressFree", Effect::FreesAddresses),
     driver("cuCtxCreate", Effect::CreatesContext { device: 2 }),
     driver("cuCtxCreate_v2", Effect::CreatesContext { device: 2 }),
     driver("cuCtxCreate_v3", Effect::CreatesContext { device: 4 }),

@@ -3,4 +3,5 @@
 pub mod calls;
 pub mod checkpoint;
 pub mod identity;
+pub mod libraries;
 pub mod nvml;

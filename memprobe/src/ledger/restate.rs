@@ -8,8 +8,8 @@ use super::block_store::LiveBlock;
 use super::definitions::StackRef;
 use super::dense::Dense as _;
 use crate::event::{
-    Action, AtAttach, Bytes, Event, MemoryEvent, PurposeId, SegmentReading, StackId, Tgid, Tid,
-    TimeNs, Totals,
+    Action, AtAttach, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent, PurposeId,
+    SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
 };
 
 /// Events that bring an empty ledger to the live state of another one.
@@ -42,6 +42,7 @@ impl Ledger {
             .extend(purposes.map(|(id, purpose)| Event::BlockPurpose(id, purpose)));
         restated.define_stacks(self, &blocks);
         self.restate_devices(now, &blocks, &mut restated.events);
+        self.restate_segments(now, &mut restated.events);
         let labels = self.baseline.restate(now, &self.store);
         let labels = labels.map(|labels| Event::BaselineLabels(Arc::new(labels)));
         restated.events.extend(labels);
@@ -57,6 +58,45 @@ impl Ledger {
         restated.events.extend(definitions.stack_ids());
         restated.events.extend(definitions.thread_names());
         restated
+    }
+
+    /// Restates the memory of segments, and what of it sleeps.
+    fn restate_segments(&self, now: TimeNs, events: &mut Vec<Event>) {
+        let tgid = self.target.tgid.unwrap_or(Tgid(0));
+        for memory in self.segment_memory() {
+            let call = |function| CudaCall {
+                function,
+                space: memory.kind,
+            };
+            let (alloc, release) = match memory.kind {
+                CudaMemoryKind::Virtual => ("cuMemCreate", "cuMemRelease"),
+                CudaMemoryKind::Managed => ("cudaMallocManaged", "cudaFree"),
+                CudaMemoryKind::Pinned => ("cudaHostAlloc", "cudaFreeHost"),
+                _ => ("cudaMalloc", "cudaFree"),
+            };
+            let alloc = MemoryEvent {
+                time: now,
+                tgid,
+                tid: Tid::UNKNOWN,
+                action: Action::SegmentAlloc,
+                addr: memory.addr,
+                size: memory.size,
+                device: memory.device,
+                totals: None,
+                stack: stack_id(memory.stack),
+                shape: PurposeId::NONE,
+                call: Some(call(alloc)),
+            };
+            events.push(Event::Memory(alloc));
+            if memory.is_asleep {
+                events.push(Event::Memory(MemoryEvent {
+                    action: Action::SegmentSleep,
+                    stack: StackId::NONE,
+                    call: Some(call(release)),
+                    ..alloc
+                }));
+            }
+        }
     }
 
     fn restate_devices(&self, now: TimeNs, blocks: &[&LiveBlock], events: &mut Vec<Event>) {
@@ -112,7 +152,9 @@ impl Ledger {
 
 impl Restated {
     fn define_stacks(&mut self, ledger: &Ledger, blocks: &[&LiveBlock]) {
-        let stacks: BTreeSet<StackRef> = blocks.iter().map(|block| block.stack).collect();
+        let segments = ledger.segment_memory().map(|memory| memory.stack);
+        let blocks = blocks.iter().map(|block| block.stack);
+        let stacks: BTreeSet<StackRef> = blocks.chain(segments).collect();
         let stacks = stacks.into_iter().filter(|it| *it != StackRef::UNKNOWN);
         let define = |it| Event::Stack(stack_id(it), Arc::clone(ledger.stack(it)));
         self.events.extend(stacks.map(define));

@@ -294,6 +294,7 @@ impl<R: BufRead> JsonReader<R> {
             LineRecord::Thread { tid, name } => {
                 Event::Thread(tid, intern(&mut self.strings, &name))
             }
+            LineRecord::Driver(reading) => Event::Driver(Arc::new(reading)),
             LineRecord::Loss(losses) => Event::Loss(losses),
             LineRecord::Capture(change) => Event::Capture(change),
             LineRecord::Header(header) => {

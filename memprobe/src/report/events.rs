@@ -159,6 +159,7 @@ pub(super) fn write<R: BufRead>(
                 | Event::BlockLabels(_)
                 | Event::BaselineLabels(_)
                 | Event::Segments(_)
+                | Event::Driver(_)
                 | Event::Capture(_),
             ) => {}
             Err(error) => {
@@ -336,8 +337,10 @@ fn addr(event: &MemoryEvent) -> Option<Address> {
 
 /// Size of an event; unknown for a free of memory whose allocation was not seen.
 fn size(event: &MemoryEvent) -> Option<u64> {
-    let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree)
-        || event.action == Action::Free && event.device == Some(DeviceIndex::CPU);
+    let is_free = matches!(
+        event.action,
+        Action::SegmentFree | Action::SegmentSleep | Action::CudaFree
+    ) || event.action == Action::Free && event.device == Some(DeviceIndex::CPU);
     let unknown = is_free && event.size == Bytes(0);
     (!unknown).then_some(event.size.0)
 }

@@ -19,6 +19,7 @@ mod modules;
 mod named_records;
 mod outline;
 mod outside;
+mod owners;
 mod peak;
 mod preamble;
 mod ranks;
@@ -128,6 +129,8 @@ pub enum By {
     Thread,
     /// A segment of the caching allocator.
     Segment,
+    /// Owner of the process's memory on a device: CUDA's context, a library, PyTorch's allocator and its parts.
+    Owner,
     /// Differences between the ranks of a directory: [`write_ranks`].
     Rank,
 }
@@ -277,6 +280,7 @@ pub fn write<R: BufRead>(
         By::Growth => growth::write(reader, options, out),
         By::Thread => threads::write(reader, options, out),
         By::Segment => segments::write(reader, options, out),
+        By::Owner => owners::write(reader, options, out),
         By::Rank => Err(ReportError::NoMoment(
             "ranks are those of a directory of recordings; give that".to_owned(),
         )),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::process_monitor::{HostPids, has_pids_of_the_driver};
 use crate::cuda::identity::{CudaVariables, Evidence, VARIABLES, identify};
 use crate::cuda::nvml::{Driver, Sample};
-use crate::event::{DeviceIdentity, DeviceIndex, Event, Tgid};
+use crate::event::{DeviceIdentity, DeviceIndex, Event, Tgid, TimeNs};
 use crate::process::maps::Maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{environment, facts};
@@ -23,7 +23,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// Report of the driver, and when it was asked.
 pub(super) struct TimedSample {
     asked: Instant,
-    sample: Result<Sample, String>,
+    /// Times of the question and of the answer.
+    pub(super) asked_ns: TimeNs,
+    pub(super) answered_ns: TimeNs,
+    pub(super) sample: Result<Sample, String>,
 }
 
 /// Asks the driver on a thread of its own, since that takes milliseconds a device. The thread starts with the first
@@ -31,20 +34,21 @@ pub(super) struct TimedSample {
 #[derive(Default)]
 pub(super) struct GpuSampler {
     thread: Option<(Sender<()>, Receiver<TimedSample>)>,
-    is_asked: bool,
+    /// Questions without an answer.
+    questions: usize,
 }
 
 impl GpuSampler {
     pub(super) fn ask(&mut self) {
         let (question, _) = self.thread.get_or_insert_with(start);
-        self.is_asked = self.is_asked || question.send(()).is_ok();
+        self.questions += usize::from(question.send(()).is_ok());
     }
 
     /// Returns the answer, if it comes in time.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<TimedSample> {
-        let (_, answers) = self.thread.as_ref().filter(|_| self.is_asked)?;
+        let (_, answers) = self.thread.as_ref().filter(|_| self.questions > 0)?;
         let answer = answers.recv_timeout(patience).ok()?;
-        self.is_asked = false;
+        self.questions -= 1;
         Some(answer)
     }
 }
@@ -62,10 +66,15 @@ fn start() -> (Sender<()>, Receiver<TimedSample>) {
 }
 
 fn sample(driver: &mut Option<Driver>) -> TimedSample {
-    let asked = Instant::now();
+    let (asked, asked_ns) = (Instant::now(), super::now());
     let opened = driver.take().map_or_else(Driver::open, Ok);
     let sample = opened.and_then(|opened| driver.insert(opened).sample(&HostPids::default()));
-    TimedSample { asked, sample }
+    TimedSample {
+        asked,
+        asked_ns,
+        answered_ns: super::now(),
+        sample,
+    }
 }
 
 /// Devices of one process, and the GPUs behind them.
@@ -260,6 +269,8 @@ mod tests {
         };
         TimedSample {
             asked,
+            asked_ns: TimeNs(0),
+            answered_ns: TimeNs(0),
             sample: Ok(sample),
         }
     }

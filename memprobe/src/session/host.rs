@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 use memprobe_common::{CudaRecord, counter};
 
 use super::budget::{BudgetStep, OverheadBudget};
+use super::driver::DriverReader;
 use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
 use super::start_phases::{StartPhase, StartPhases};
@@ -207,6 +208,7 @@ impl HostSession {
             sink(event)?;
         }
         self.settle(now, all, &mut sink)?;
+        self.ask_driver(now);
         self.identify_gpus(now);
         self.read_segments(|process| process.read_segments(now));
         self.note_phases();
@@ -434,6 +436,59 @@ impl HostSession {
     /// Reads the segments of all processes, before the last drain of a recording. Calls `begun` before each process.
     pub(crate) fn read_last_segments(&mut self, begun: impl Fn()) {
         self.read_segments(|process| process.read_last_segments(&begun));
+        self.ask_driver_last();
+    }
+
+    /// Asks the driver about all processes whose memory changed, at once.
+    fn ask_driver(&mut self, now: Instant) {
+        if self.note_question(now, |driver| driver.is_due(now)) {
+            self.gpus.ask();
+        }
+    }
+
+    /// Notes a question for the processes that want one. Returns true if any does.
+    fn note_question(&mut self, now: Instant, wants: impl Fn(&DriverReader) -> bool) -> bool {
+        let mut is_wanted = false;
+        for process in self.processes.values_mut() {
+            if wants(&process.driver) {
+                process.driver.ask(now);
+                is_wanted = true;
+            }
+        }
+        is_wanted
+    }
+
+    /// Asks the driver once more, at the end of a recording.
+    fn ask_driver_last(&mut self) {
+        let now = Instant::now();
+        if !self.note_question(now, DriverReader::is_outdated) {
+            return;
+        }
+        self.gpus.ask();
+        // The first answer may be one to an earlier question.
+        for _ in 0..2 {
+            let Some(sample) = self.gpus.answer(PATIENCE) else {
+                return;
+            };
+            if self.take_driver(&sample) {
+                return;
+            }
+            self.gpus.ask();
+        }
+    }
+
+    /// Passes an answer of the driver on. Returns true if a process was waiting for it.
+    fn take_driver(&mut self, sample: &TimedSample) -> bool {
+        let mut was_awaited = false;
+        for process in self.processes.values_mut() {
+            if process.take_driver(sample) {
+                was_awaited = true;
+                if process.become_busy() {
+                    self.busy.push(process.tgid);
+                }
+            }
+        }
+        was_awaited
     }
 
     fn read_segments(&mut self, read: impl Fn(&mut Process) -> bool) {
@@ -460,6 +515,7 @@ impl HostSession {
                     self.gpus.ask();
                 }
             }
+            self.take_driver(&sample);
         }
     }
 

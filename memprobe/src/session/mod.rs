@@ -2,6 +2,7 @@
 
 mod before_attach;
 mod budget;
+pub(crate) mod driver;
 pub(crate) mod gpus;
 pub(crate) mod host;
 mod live_blocks;

@@ -21,6 +21,7 @@ mod segments;
 pub mod table;
 mod tensors;
 mod text;
+mod waterfall;
 
 pub use attribution::{
     Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
@@ -41,8 +42,8 @@ pub use host::{
 pub use lines::{CHANGE, GROWTH, GROWTH_PER_ITERATION, LineCells, RATE, line_columns};
 pub use markup::escaped;
 pub use names::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
-    named_stack, native_place, place, process, whole_frame,
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_file, library_name,
+    named_site, named_stack, native_place, place, process, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use outside::{OutsideEntry, outside_columns};
@@ -58,3 +59,4 @@ pub use tensors::{
     whole_tensor_name,
 };
 pub use text::{CUT, clean, clean_message, fit, fit_end, fit_middle, width, wrap};
+pub use waterfall::{OWNER_COLUMNS, OwnerEntry, owner_notes};

@@ -131,7 +131,12 @@ pub fn cuda_memory_kind(row: &OutsideRow) -> String {
 }
 
 pub fn library_name(row: &OutsideRow) -> &str {
-    tail(&row.library, 1)
+    library_file(&row.library)
+}
+
+/// Returns the file name of a library.
+pub fn library_file(library: &str) -> &str {
+    tail(library, 1)
 }
 
 /// Returns the path components that a name needs: `__init__.py` is meaningless without its directory.

@@ -19,6 +19,7 @@ use crate::recording::{
     DumpFacts, DumpReason, DumpedGpu, DumpedProcess, EndReason, MAX_DUMPED_COMMAND,
     MAX_DUMPED_PROCESSES,
 };
+use crate::session::driver::gpu_of;
 use crate::session::process_monitor::has_pids_of_the_driver;
 use crate::view::consistency;
 
@@ -35,13 +36,13 @@ pub(super) const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
 const MAX_TOUCHED: usize = 1 << 20;
 
 /// Memory of the GPUs, and the time of the question.
-pub(super) type DriverReading = (TimeNs, Result<Sample, String>);
+pub(super) type DriverAnswer = (TimeNs, Result<Sample, String>);
 
 /// Labels of live blocks, and the consistency of their reading.
 pub(super) type ObjectReading = Result<(BlockLabels, Consistency)>;
 
 pub(super) enum DumpEvidence {
-    Driver(DriverReading),
+    Driver(DriverAnswer),
     Objects(Box<ObjectReading>),
 }
 
@@ -72,7 +73,7 @@ pub(super) struct PendingDump {
     /// Event of the failed request, once it has come.
     failure: Option<MemoryEvent>,
     frozen: Option<(FrozenFlight, TimeNs)>,
-    driver: Option<DriverReading>,
+    driver: Option<DriverAnswer>,
     is_asking_driver: bool,
     objects: Objects,
     /// Blocks allocated or freed after the moment of the dump.
@@ -89,7 +90,7 @@ impl PendingDump {
         tgid: Tgid,
         reason: DumpReason,
         counted_ooms: u64,
-        driver: Option<DriverReading>,
+        driver: Option<DriverAnswer>,
     ) -> Self {
         Self {
             reason,
@@ -176,7 +177,7 @@ impl PendingDump {
                 self.is_asking_driver = false;
                 // A process that has ended holds nothing any more: the earlier answer says more.
                 let tgid = self.tgid;
-                let holds = |(_, sample): &DriverReading| {
+                let holds = |(_, sample): &DriverAnswer| {
                     let sample = sample.as_ref().ok();
                     sample.is_some_and(|sample| sample.held.contains_key(&tgid))
                 };
@@ -322,26 +323,9 @@ fn first_line(error: &anyhow::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// GPU behind a device of a process, as the driver knows it.
-fn driver_device<'a>(
-    target: &Target,
-    device: DeviceIndex,
-    sample: &'a Sample,
-) -> Option<&'a DeviceMemory> {
-    match (target.gpu(device), sample.devices.as_slice()) {
-        (Some(gpu), devices) => {
-            let index = gpu.index.filter(|_| gpu.mig.is_none())?;
-            devices.iter().find(|found| found.index == index)
-        }
-        // There is no other that it could be.
-        (None, [only]) if only.hardware.mig_devices.is_empty() => Some(only),
-        (None, _) => None,
-    }
-}
-
 /// Adds the cached bytes of watched processes to the other processes of a GPU.
 fn add_caches(gpu: &mut DumpedGpu, target: &Target, caches: &[WatchedCache], sample: &Sample) {
-    let index = |target, device| driver_device(target, device, sample).map(|found| found.index);
+    let index = |target, device| gpu_of(target, device, sample).map(|found| found.index);
     let own = index(target, gpu.device);
     for other in &mut gpu.others {
         let cache = caches.iter().find(|cache| cache.tgid.0 == other.pid);
@@ -360,7 +344,7 @@ fn dumped_gpu(
     sample: &Sample,
     asked: TimeNs,
 ) -> Option<DumpedGpu> {
-    let found = driver_device(target, device, sample)?;
+    let found = gpu_of(target, device, sample)?;
     let usage = found.memory.as_ref().ok()?;
     let same = has_pids_of_the_driver();
     let users = sample.held.iter().filter(|_| same);

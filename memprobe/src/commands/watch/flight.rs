@@ -133,6 +133,7 @@ pub(super) fn time_of(event: &Event) -> Option<TimeNs> {
         Event::AtAttach(found) => Some(found.time),
         Event::BlockLabels(labels) | Event::BaselineLabels(labels) => Some(labels.time),
         Event::Segments(reading) => Some(reading.time),
+        Event::Driver(reading) => Some(reading.time),
         Event::Capture(change) => Some(change.time),
         Event::Stack(..) | Event::BlockPurpose(..) | Event::Thread(..) | Event::Loss(_) => None,
     }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::DumpObjects;
 use super::cooldown::Cooldown;
-use super::dump::{BLOCKS_PATIENCE, DriverReading, DumpEvidence, PendingDump, WatchedCache};
+use super::dump::{BLOCKS_PATIENCE, DriverAnswer, DumpEvidence, PendingDump, WatchedCache};
 use super::flight::FlightRecorder;
 use super::folder::DumpFolder;
 use super::hook::Hook;
@@ -43,7 +43,7 @@ pub(super) struct WatchedProcesses {
     folder: DumpFolder,
     options: DumpOptions,
     /// Last regular answer of the driver.
-    driver: Option<DriverReading>,
+    driver: Option<DriverAnswer>,
     dumps: u64,
     counted: u64,
     /// Time since which somebody waits for a dump of every process.

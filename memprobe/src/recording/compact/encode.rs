@@ -13,9 +13,9 @@ use super::varint::{push, push_bytes, push_difference};
 use super::{GroupPolicy, MAX_PAYLOAD, record};
 use crate::event::{
     Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CallPathOrigin, CaptureChange,
-    CudaCall, DeviceIndex, DeviceSegments, Event, LabeledBlock, Losses, MemoryEvent, MemorySegment,
-    Module, PhaseMark, PoolOwner, PoolSize, PrivatePoolState, PurposeId, SegmentReading, Stack,
-    StackId, StackKind, TensorSpec, TimeNs, Totals,
+    CudaCall, DeviceIndex, DeviceSegments, DriverReading, Event, LabeledBlock, Losses, MemoryEvent,
+    MemorySegment, Module, PhaseMark, PoolOwner, PoolSize, PrivatePoolState, PurposeId,
+    SegmentReading, Stack, StackId, StackKind, TensorSpec, TimeNs, Totals,
 };
 use crate::recording::{
     End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES,
@@ -224,6 +224,7 @@ impl CompactEncoder {
             Event::BlockLabels(labels) => self.labels(record::LABELS, labels, emit),
             Event::BaselineLabels(labels) => self.labels(record::BASELINE_LABELS, labels, emit),
             Event::Segments(reading) => self.segments(reading, emit),
+            Event::Driver(reading) => self.driver(reading),
             Event::Loss(losses) => {
                 self.losses = *losses;
                 self.begin(record::LOSS);
@@ -550,6 +551,18 @@ impl CompactEncoder {
         self.number(change.tgid.0.into());
         self.word(change.level.as_str());
         self.numbers([change.overhead.0.into(), change.budget.0.into()]);
+    }
+
+    fn driver(&mut self, reading: &DriverReading) {
+        self.begin(record::DRIVER);
+        self.time(reading.time);
+        self.numbers([reading.tgid.0.into(), reading.asked.0]);
+        self.optional_string(reading.unread.as_deref());
+        self.number(reading.devices.len() as u64);
+        for memory in &reading.devices {
+            self.numbers([memory.device.0.into(), memory.total.0, memory.used.0]);
+            self.optional_number(memory.process.map(|process| process.0));
+        }
     }
 
     fn labels(&mut self, end: u64, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {

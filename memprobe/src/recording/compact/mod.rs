@@ -73,6 +73,8 @@ mod record {
     pub(super) const CAPTURE: u64 = 12;
     /// Ends [`LABEL`]s as [`LABELS`] does, of blocks from before attach alone.
     pub(super) const BASELINE_LABELS: u64 = 13;
+    /// Answer of the driver about the GPUs.
+    pub(super) const DRIVER: u64 = 14;
     /// A memory event of the first class of its frame; the next classes follow.
     pub(super) const MEMORY: u64 = 16;
 }
@@ -89,6 +91,10 @@ mod keyframe_record {
     pub(super) const CUDA_GROUP: u64 = 23;
     pub(super) const CUDA_MEMORY: u64 = 24;
     pub(super) const END: u64 = 25;
+    pub(super) const SEGMENT_MEMORY: u64 = 26;
+    pub(super) const DRIVER_MEMORY: u64 = 27;
+    pub(super) const DRIVER_STATE: u64 = 28;
+    pub(super) const RESERVED: u64 = 29;
 }
 
 #[cfg(test)]

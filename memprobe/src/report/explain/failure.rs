@@ -332,6 +332,7 @@ mod tests {
             total: Bytes(total * MIB),
             used: Bytes(used * MIB),
             process: None,
+            unbacked: Bytes(0),
         })
     }
 

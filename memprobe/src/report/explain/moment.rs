@@ -12,6 +12,7 @@ use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::tables::SegmentMap;
+use crate::attribution::waterfall::unbacked;
 use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
 use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
@@ -82,12 +83,7 @@ fn explained(
     let rows = view.iter().flat_map(|view| view.categories());
     let parts = rows.map(|row| (part(row.rule.category()), row.live));
     let before = view.map_or(0, |view| view.now().composition.before_attach);
-    let gpu = dump.and_then(|dump| dump.gpu(device.index));
-    let gpu = gpu.map(|gpu| GpuMemory {
-        total: Bytes(gpu.total),
-        used: Bytes(gpu.used),
-        process: gpu.own.map(Bytes),
-    });
+    let gpu = gpu_memory(device.index, played, dump);
     let totals = device.totals;
     let known = map.filter(|map| map.read.is_some() && map.unread.is_none() && map.unplaced == 0);
     DeviceExplanation {
@@ -103,6 +99,31 @@ fn explained(
         returnable: known.map(SegmentMap::returnable),
         measures: Vec::new(),
     }
+}
+
+/// Memory of the GPU as a dump has it, or the last answer of the driver before the moment.
+fn gpu_memory(
+    device: DeviceIndex,
+    played: &AnalyzedLedger<MomentLedgers>,
+    dump: Option<&DumpFacts>,
+) -> Option<GpuMemory> {
+    let unbacked = unbacked(&played.ledger, device);
+    let dumped = dump.and_then(|dump| dump.gpu(device));
+    let dumped = dumped.map(|gpu| GpuMemory {
+        total: Bytes(gpu.total),
+        used: Bytes(gpu.used),
+        process: gpu.own.map(Bytes),
+        unbacked,
+    });
+    dumped.or_else(|| {
+        let read = played.ledger.driver().devices.get(&device)?;
+        Some(GpuMemory {
+            total: read.total,
+            used: read.used,
+            process: read.process,
+            unbacked,
+        })
+    })
 }
 
 /// Lines with their live bytes, largest first.

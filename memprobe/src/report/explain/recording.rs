@@ -132,6 +132,8 @@ fn explanation(
 ) -> Explanation {
     devices
         .sort_by_key(|device| std::cmp::Reverse((device.failed.is_some(), device.totals.reserved)));
+    let mut notes = notes(replay);
+    notes.extend(devices.iter().filter_map(DeviceExplanation::unbacked_note));
     Explanation {
         target: replay.snapshot.target.clone(),
         source: ExplanationSource::Recording {
@@ -139,7 +141,7 @@ fn explanation(
             moment,
         },
         devices,
-        notes: notes(replay),
+        notes,
     }
 }
 

@@ -30,6 +30,7 @@ fn gpu(process: Option<u64>) -> GpuMemory {
         total: Bytes(16 * GIB),
         used: Bytes(3 * GIB),
         process: process.map(Bytes),
+        unbacked: Bytes(0),
     }
 }
 

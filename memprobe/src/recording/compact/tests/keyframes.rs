@@ -9,9 +9,9 @@ use super::super::GroupPolicy;
 use super::super::decode::KeyframeDecoder;
 use super::*;
 use crate::cuda::calls::function_named;
-use crate::event::{CudaCall, CudaMemoryKind, Target};
-use crate::ledger::Ledger;
+use crate::event::{CudaCall, CudaMemoryKind, DriverCount, DriverReading, Target};
 use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot};
+use crate::ledger::{DriverMemories, Ledger, SegmentMemory};
 
 /// Groups of three events, each with a keyframe.
 const SMALL: GroupPolicy = GroupPolicy {
@@ -42,16 +42,24 @@ fn snapshots(ledger: &Ledger) -> [Snapshot; 2] {
     })
 }
 
-/// Snapshots after each number of memory events, of a replay that goes on from a ledger.
-fn replayed(mut ledger: Ledger, events: impl Iterator<Item = Event>) -> Vec<(u64, [Snapshot; 2])> {
+/// State of a ledger at a moment.
+type LedgerState = ([Snapshot; 2], Vec<SegmentMemory>, DriverMemories);
+
+fn state(ledger: &Ledger) -> LedgerState {
+    let segments = ledger.segment_memory().copied().collect();
+    (snapshots(ledger), segments, ledger.driver().clone())
+}
+
+/// States after each number of memory events, of a replay that goes on from a ledger.
+fn replayed(mut ledger: Ledger, events: impl Iterator<Item = Event>) -> Vec<(u64, LedgerState)> {
     let mut all = Vec::new();
     for event in events {
         ledger.apply(&event);
         if matches!(event, Event::Memory(_)) {
-            all.push((ledger.health.events, snapshots(&ledger)));
+            all.push((ledger.health.events, state(&ledger)));
         }
     }
-    all.push((u64::MAX, snapshots(&ledger)));
+    all.push((u64::MAX, state(&ledger)));
     all
 }
 
@@ -86,13 +94,17 @@ fn mixed(choices: &[(u8, u8, u8)]) -> Vec<Event> {
         space: CudaMemoryKind::Device,
     };
     for (at, (kind, place, stack)) in (0..).zip(choices) {
-        let action = match kind % 5 {
+        let action = match kind % 9 {
             0 | 1 => Action::Alloc,
             2 => Action::Free,
             3 => Action::CudaAlloc,
-            _ => Action::CudaFree,
+            4 => Action::CudaFree,
+            5 => Action::SegmentAlloc,
+            6 => Action::SegmentSleep,
+            7 => Action::SegmentWake,
+            _ => Action::SegmentFree,
         };
-        let is_cuda = matches!(action, Action::CudaAlloc | Action::CudaFree);
+        let is_cuda = kind % 9 >= 3;
         let size = MIB * u64::from(stack % 3 + 1);
         let event = memory(
             action,
@@ -102,13 +114,29 @@ fn mixed(choices: &[(u8, u8, u8)]) -> Vec<Event> {
         );
         events.push(Event::Memory(MemoryEvent {
             stack: match action {
-                Action::Free | Action::CudaFree => StackId::NONE,
+                Action::Free | Action::CudaFree | Action::SegmentSleep | Action::SegmentFree => {
+                    StackId::NONE
+                }
                 _ => StackId(u32::from(stack % 4)),
             },
             totals: event.totals.filter(|_| !is_cuda),
             call: is_cuda.then_some(call),
             ..event
         }));
+        if place % 4 == 0 {
+            events.push(Event::Driver(Arc::new(DriverReading {
+                time: event.time,
+                asked: TimeNs(event.time.0.saturating_sub(u64::from(*stack) % 2000)),
+                tgid: event.tgid,
+                devices: vec![DriverCount {
+                    device: DeviceIndex(0),
+                    total: Bytes(1 << 34),
+                    used: Bytes(size * 9),
+                    process: (place % 8 != 0).then_some(Bytes(size * 7)),
+                }],
+                unread: (place % 16 == 0).then(|| "no driver".into()),
+            })));
+        }
     }
     events
 }

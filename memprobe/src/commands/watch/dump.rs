@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 
 use super::flight::FrozenFlight;
 use super::folder::DumpFolder;
-use crate::cuda::nvml::{DeviceMemory, Sample};
+use crate::cuda::nvml::Sample;
 use crate::event::tensors::Consistency;
 use crate::event::{
     Action, Address, BlockLabels, Bytes, CallPaths, DeviceIndex, Event, MemoryEvent, Target, Tgid,

@@ -10,8 +10,8 @@ pub use super::caps::Refused;
 use super::snapshot::{BudgetState, Health, SoftwareLayer};
 use super::{BlockStore, CudaLedger, Dense as _, DeviceLedger, Ledger, StackRef};
 use crate::event::{
-    Address, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId, SegmentReading,
-    Stack, StackId, Target, Tid, TimeNs, Totals,
+    Address, BlockLabels, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId,
+    SegmentReading, Stack, StackId, Target, Tid, TimeNs, Totals,
 };
 
 /// State of a [`Ledger`] between two events.
@@ -40,6 +40,10 @@ pub struct LedgerKeyframe {
     pub cuda: CudaKeyframe,
     /// Last reading of the allocator's segments.
     pub segments: Option<Arc<SegmentReading>>,
+    /// Labels of live blocks from before attach.
+    pub baseline_labels: Option<Arc<BlockLabels>>,
+    /// Latest labels of blocks that are live since. The ledger has none: its caller keeps them.
+    pub labels: Option<Arc<BlockLabels>>,
 }
 
 #[derive(Clone, Debug)]
@@ -173,6 +177,8 @@ impl Ledger {
             devices,
             cuda: self.cuda.keyframe(),
             segments: self.segments.clone(),
+            baseline_labels: self.baseline.keyframe(&self.store).map(Arc::new),
+            labels: None,
         }
     }
 
@@ -194,6 +200,9 @@ impl Ledger {
         ledger.last_event = keyframe.last_event;
         ledger.malformed = keyframe.malformed;
         ledger.agreement = keyframe.agreement;
+        if let Some(labels) = &keyframe.baseline_labels {
+            ledger.baseline.label(labels, &ledger.store);
+        }
         ledger.segments.clone_from(&keyframe.segments);
         ledger.health = Health {
             events: keyframe.events,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use memprobe_common::ProcessConfig;
 
+use super::allocator_conf;
 use super::before_attach::{self, BaselineReader};
 use super::gpus::DeviceTracker;
 use super::live_blocks::{Correction, FoundBlocks, LiveBlocks};
@@ -87,6 +88,7 @@ pub(super) struct Process {
     has_called: bool,
     last_record: Instant,
     torch: Option<String>,
+    allocator_conf: Option<String>,
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
@@ -154,6 +156,7 @@ impl Process {
             has_called: false,
             last_record: now,
             torch: None,
+            allocator_conf: None,
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
             segments: SegmentReader::of(tgid),
@@ -236,6 +239,7 @@ impl Process {
         self.waiting_for.clear();
         self.announced_probes = 0;
         self.torch = None;
+        self.allocator_conf = None;
         self.devices = DeviceTracker::default();
         self.has_called = false;
         self.live = self.live.as_ref().map(|_| LiveBlocks::default());
@@ -406,6 +410,7 @@ impl Process {
 
     pub(super) fn announce(&mut self, loader: &Loader) -> HostItem {
         self.read_torch();
+        self.read_allocator_conf();
         let probes = self.attaching.probes.to_vec();
         self.announced_probes = probes.len();
         let mut missing = self.attaching.missing();
@@ -423,8 +428,15 @@ impl Process {
             python: python.map(|python| python.version.to_string()),
             torch: self.torch.clone(),
             gpus: self.devices.identities.clone(),
+            allocator_conf: self.allocator_conf.clone(),
             ..identified(self.tgid)
         }
+    }
+
+    /// Reads the settings of the allocator again: a program may set them before its first use of CUDA.
+    pub(super) fn read_allocator_conf(&mut self) {
+        let found = allocator_conf::read(self.tgid, self.torch.as_deref());
+        self.allocator_conf = found.or(self.allocator_conf.take());
     }
 
     fn read_torch(&mut self) {

@@ -12,40 +12,76 @@ use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::tables::SegmentMap;
+use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel};
-use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
+use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::recording::{DumpFacts, Reader, RecordingError};
-use crate::report::replay;
 use crate::view::FileNames;
 
 type MomentLedgers = (AttributionLedger, (GrowthLedger, SegmentLedger));
 
-/// Explains each device at the moment, or at the end of a dump. `known` has the pools of segments that were read later.
-pub(super) fn at_moment<R: BufRead>(
-    reader: Reader<R>,
-    moment: &FailureFinder,
-    dump: Option<&DumpFacts>,
-    known: &SegmentLedger,
-) -> Result<Vec<DeviceExplanation>, RecordingError> {
-    let growth = GrowthLedger::new(Grouping::User, None);
-    let ledgers: MomentLedgers = (
-        AttributionLedger::new(None),
-        (growth, SegmentLedger::with_facts_of(known)),
-    );
-    let number = moment
-        .found
-        .as_ref()
-        .map_or(u64::MAX, |failed| failed.number);
-    let played = replay::run_until(reader, number, ledgers)?;
-    let now = played.ledger.last_event().unwrap_or_default();
-    let snapshot = played.ledger.snapshot(now, Grouping::User);
-    let (_, (_, segments)) = &played.analyses;
-    let maps = segments.maps(&played.ledger, &snapshot);
+/// Moment to explain: a failed request, or the end of a dump.
+pub(super) struct ExplainedMoment<'a> {
+    pub(super) failure: &'a FailureFinder,
+    pub(super) dump: Option<&'a DumpFacts>,
+    /// Pools of segments that were read only later.
+    pub(super) known: &'a SegmentLedger,
+}
+
+/// Replays a recording for its moment, if one is given, and on to its end under other settings of the allocator. Returns
+/// the devices at the moment, and the results of the settings.
+pub(super) fn second_replay<R: BufRead>(
+    mut reader: Reader<R>,
+    moment: Option<ExplainedMoment<'_>>,
+    what_if: WhatIf,
+) -> Result<(Option<Vec<DeviceExplanation>>, Vec<WhatIfDevice>), RecordingError> {
+    let header = reader.header();
+    let (target, start) = (header.target.clone(), header.start);
+    let (devices, mut rest) = match moment {
+        None => (None, AnalyzedLedger::new(target, start, what_if)),
+        Some(moment) => {
+            let growth = GrowthLedger::new(Grouping::User, None);
+            let segments = SegmentLedger::with_facts_of(moment.known);
+            let ledgers: MomentLedgers = (AttributionLedger::new(None), (growth, segments));
+            let mut played = AnalyzedLedger::new(target, start, (ledgers, what_if));
+            let failed = moment.failure.found.as_ref();
+            let number = failed.map_or(u64::MAX, |failed| failed.number);
+            let number = usize::try_from(number).unwrap_or(usize::MAX);
+            for event in reader.by_ref().take(number) {
+                played.apply(&event?);
+            }
+            let AnalyzedLedger {
+                ledger,
+                analyses: (ledgers, what_if),
+            } = played;
+            let devices = at_moment(&ledger, &ledgers, &moment);
+            let analyses = what_if;
+            (Some(devices), AnalyzedLedger { ledger, analyses })
+        }
+    };
+    for event in reader.by_ref() {
+        rest.apply(&event?);
+    }
+    let lost = rest.ledger.losses().events;
+    Ok((devices, rest.analyses.results(lost)))
+}
+
+/// Explains each device at the moment.
+fn at_moment(
+    ledger: &Ledger,
+    ledgers: &MomentLedgers,
+    moment: &ExplainedMoment<'_>,
+) -> Vec<DeviceExplanation> {
+    let (dump, moment) = (moment.dump, moment.failure);
+    let now = ledger.last_event().unwrap_or_default();
+    let snapshot = ledger.snapshot(now, Grouping::User);
+    let (_, (_, segments)) = ledgers;
+    let maps = segments.maps(ledger, &snapshot);
     let devices = snapshot.devices.iter();
     let explained = devices.map(|device| {
         let map = maps.iter().find(|map| map.index == device.index);
-        let mut explained = explained(device, map, &played, dump);
+        let mut explained = explained(device, map, ledgers, dump);
         let failed = moment.found.as_ref();
         let failed = failed.filter(|failed| failed.event.device == Some(device.index));
         explained.failed = failed.map(|failed| {
@@ -59,16 +95,16 @@ pub(super) fn at_moment<R: BufRead>(
         explained.measures = measures::measures(&explained);
         explained
     });
-    Ok(explained.collect())
+    explained.collect()
 }
 
 fn explained(
     device: &DeviceSnapshot,
     map: Option<&SegmentMap>,
-    played: &AnalyzedLedger<MomentLedgers>,
+    ledgers: &MomentLedgers,
     dump: Option<&DumpFacts>,
 ) -> DeviceExplanation {
-    let (categories, (growth, _)) = &played.analyses;
+    let (categories, (growth, _)) = ledgers;
     let view = categories.device(device.index);
     let rows = view.iter().flat_map(|view| view.categories());
     let parts = rows.map(|row| (part(row.rule.category()), row.live));

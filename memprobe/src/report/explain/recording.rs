@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use super::moment::at_moment;
+use super::moment::{ExplainedMoment, second_replay};
 use super::parts::{MemoryPart, PartId, completed};
 use super::{
     DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, RecordedMoment,
@@ -16,7 +16,7 @@ use crate::attribution::segments::SegmentLedger;
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
 use crate::estimate::AllocatorSettings;
-use crate::estimate::what_if::{WhatIf, WhatIfFacts};
+use crate::estimate::what_if::{WhatIf, WhatIfDevice, WhatIfFacts};
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{DumpFacts, Reader, RecordingDamage, RecordingError};
@@ -37,7 +37,7 @@ pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
     file: &str,
 ) -> Result<Explanation, RecordingError> {
-    let expandable = [reader.reopened(), reader.reopened()];
+    let again = reader.reopened();
     let peaks = WithCategories {
         categories: AttributionLedger::new(None),
         table: PeakLedger::new(Grouping::User),
@@ -48,13 +48,30 @@ pub fn explain_recording<R: BufRead>(
         SegmentLedger::default(),
         FailureFinder::at(dump.as_ref().map(|dump| dump.time)),
     );
-    let again = reader.reopened();
-    let analyses = (peaks, (growth, moments));
+    let conf = reader.header().target.allocator_conf.as_deref();
+    let conf = conf.and_then(|conf| AllocatorSettings::parse(conf).ok());
+    let facts = WhatIfFacts::with_settings(conf.unwrap_or_default());
+    let analyses = ((peaks, facts), (growth, moments));
     let (replay, analyses) = replay::run(reader, Grouping::User, analyses)?;
-    let (peaks, (growth, (segments, moment))) = analyses;
-    let mut explained = match again.filter(|_| dump.is_some() || moment.found.is_some()) {
-        Some(again) => {
-            let devices = at_moment(again, &moment, dump.as_deref(), &segments)?;
+    let ((peaks, facts), (growth, (segments, moment))) = analyses;
+    let has_moment = dump.is_some() || moment.found.is_some();
+    let second = again.map(|again| {
+        let wanted = ExplainedMoment {
+            failure: &moment,
+            dump: dump.as_deref(),
+            known: &segments,
+        };
+        let expandable = AllocatorSettings {
+            expandable: true,
+            ..AllocatorSettings::default()
+        };
+        let what_if = WhatIf::new(facts, expandable);
+        second_replay(again, has_moment.then_some(wanted), what_if)
+    });
+    let second = second.transpose()?;
+    let (at_moment, expandable) = second.unwrap_or_default();
+    let mut explained = match at_moment {
+        Some(devices) => {
             let moment = match moment.found {
                 Some(_) => RecordedMoment::OutOfMemory,
                 None => RecordedMoment::Requested,
@@ -69,9 +86,7 @@ pub fn explain_recording<R: BufRead>(
         }
         .explain(file),
     };
-    if let [Some(first), Some(second)] = expandable {
-        add_expandable_segments(&mut explained.devices, first, second)?;
-    }
+    add_expandable_segments(&mut explained.devices, &expandable);
     Ok(explained)
 }
 
@@ -112,27 +127,15 @@ fn explanation(
     }
 }
 
-/// Replays a recording under `expandable_segments:True`, and adds what that saves.
-fn add_expandable_segments<R: BufRead>(
-    devices: &mut [DeviceExplanation],
-    first: Reader<R>,
-    second: Reader<R>,
-) -> Result<(), RecordingError> {
-    let (_, facts) = replay::run(first, Grouping::User, WhatIfFacts::default())?;
-    let wanted = AllocatorSettings {
-        expandable: true,
-        ..AllocatorSettings::default()
-    };
-    let (replay, replayed) = replay::run(second, Grouping::User, WhatIf::new(facts, wanted))?;
-    let lost = replay.snapshot.health.losses.events;
-    for found in replayed.results(lost) {
+/// Adds what `expandable_segments:True` saves.
+fn add_expandable_segments(devices: &mut [DeviceExplanation], replayed: &[WhatIfDevice]) {
+    for found in replayed {
         let mut devices = devices.iter_mut();
         let device = devices.find(|device| device.index == found.device);
         if let Some(device) = device.filter(|_| !found.recorded_settings.expandable) {
-            measures::add_expandable_segments(device, &found);
+            measures::add_expandable_segments(device, found);
         }
     }
-    Ok(())
 }
 
 fn at_peak(

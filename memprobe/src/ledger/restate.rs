@@ -9,10 +9,9 @@ use super::definitions::StackRef;
 use super::dense::Dense as _;
 use super::keyframe::{CallSiteKey, CudaName};
 use super::snapshot::SoftwareLayer;
-use crate::cuda::calls::{Api, allocating};
 use crate::event::{
-    Action, Address, AtAttach, Bytes, CudaCall, Event, MemoryEvent, PurposeId, SegmentReading,
-    StackId, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent, PurposeId,
+    SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
 };
 
 /// Events that bring an empty ledger to the live state of another one.
@@ -63,21 +62,20 @@ impl Ledger {
     }
 
     /// Restates live CUDA memory outside the allocators as allocations at `now`, with definitions of their stacks. The
-    /// ledger does not keep the function of a call: a function of the same layer and kind of memory stands for it.
-    pub fn restate_cuda(&self, now: TimeNs) -> Vec<Event> {
+    /// ledger does not keep the function of a call: `function_of` names one of the same layer and kind of memory.
+    pub fn restate_cuda(
+        &self,
+        now: TimeNs,
+        function_of: impl Fn(SoftwareLayer, CudaMemoryKind) -> Option<&'static str>,
+    ) -> Vec<Event> {
         let state = self.cuda.keyframe();
-        let api = match state.layer {
-            SoftwareLayer::Tracepoints => Api::Tracepoint,
-            SoftwareLayer::Driver => Api::Driver,
-            SoftwareLayer::None | SoftwareLayer::Runtime | SoftwareLayer::Allocator => Api::Runtime,
-        };
         let mut defined = BTreeSet::new();
         let mut events = Vec::new();
         for memory in &state.live {
             let Some(group) = state.groups.get(memory.group as usize) else {
                 continue;
             };
-            let Some(function) = allocating(api, group.space) else {
+            let Some(function) = function_of(state.layer, group.space) else {
                 continue;
             };
             let call_site = group.call_sites.call_sites.get(memory.call_site as usize);
@@ -102,7 +100,7 @@ impl Ledger {
                 stack: stack_id(stack),
                 shape: PurposeId::NONE,
                 call: Some(CudaCall {
-                    function: function.name,
+                    function,
                     space: group.space,
                 }),
             }));

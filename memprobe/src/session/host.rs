@@ -467,7 +467,7 @@ impl HostSession {
             return true;
         };
         if process.devices.identify(tgid, sample) {
-            process.read_allocator_conf();
+            process.read_torch();
             let target = process.target();
             self.emit(tgid, HostItem::Identified(target));
         }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use memprobe_common::ProcessConfig;
 
-use super::allocator_conf;
 use super::before_attach::{self, BaselineReader};
 use super::gpus::DeviceTracker;
 use super::live_blocks::{Correction, FoundBlocks, LiveBlocks};
@@ -238,12 +237,10 @@ impl Process {
         self.segments = SegmentReader::of(self.tgid);
         self.waiting_for.clear();
         self.announced_probes = 0;
-        self.torch = None;
-        self.allocator_conf = None;
+        (self.torch, self.allocator_conf, self.found) = (None, None, None);
         self.devices = DeviceTracker::default();
         self.has_called = false;
         self.live = self.live.as_ref().map(|_| LiveBlocks::default());
-        self.found = None;
         self.schedule = PollSchedule::new(now);
     }
 
@@ -410,7 +407,6 @@ impl Process {
 
     pub(super) fn announce(&mut self, loader: &Loader) -> HostItem {
         self.read_torch();
-        self.read_allocator_conf();
         let probes = self.attaching.probes.to_vec();
         self.announced_probes = probes.len();
         let mut missing = self.attaching.missing();
@@ -433,16 +429,13 @@ impl Process {
         }
     }
 
-    /// Reads the settings of the allocator again: a program may set them before its first use of CUDA.
-    pub(super) fn read_allocator_conf(&mut self) {
-        let found = allocator_conf::read(self.tgid, self.torch.as_deref());
-        self.allocator_conf = found.or(self.allocator_conf.take());
-    }
-
-    fn read_torch(&mut self) {
+    /// Reads PyTorch's version and settings. A program may change the settings before its first use of CUDA.
+    pub(super) fn read_torch(&mut self) {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
         }
+        let conf = super::allocator_conf::read(self.tgid, self.torch.as_deref());
+        self.allocator_conf = conf.or(self.allocator_conf.take());
     }
 
     /// Brings the next attempt forward: a library was mapped.

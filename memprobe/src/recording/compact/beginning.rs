@@ -2,11 +2,23 @@
 
 use std::sync::Arc;
 
-use crate::event::{CaptureChange, Event, Tgid, TimeNs};
+use crate::cuda::calls::{Api, allocating};
+use crate::event::{CaptureChange, CudaMemoryKind, Event, Tgid, TimeNs};
 use crate::ledger::Ledger;
 use crate::ledger::keyframe::LedgerKeyframe;
+use crate::ledger::snapshot::SoftwareLayer;
 use crate::recording::Header;
 use crate::recording::header::DroppedBeginning;
+
+/// Returns a function that gives out memory of a kind in a layer of software.
+fn allocating_function(layer: SoftwareLayer, space: CudaMemoryKind) -> Option<&'static str> {
+    let api = match layer {
+        SoftwareLayer::Tracepoints => Api::Tracepoint,
+        SoftwareLayer::Driver => Api::Driver,
+        SoftwareLayer::None | SoftwareLayer::Runtime | SoftwareLayer::Allocator => Api::Runtime,
+    };
+    allocating(api, space).map(|function| function.name)
+}
 
 /// Events that lead an empty ledger to the state at the beginning.
 pub(super) struct RestatedBeginning {
@@ -23,7 +35,7 @@ impl RestatedBeginning {
         let ledger = Ledger::of_keyframe(target, state).ok()?;
         let time = state.last_event.unwrap_or(state.started);
         // The restated blocks come last: they leave the IDs of stacks to the stream.
-        let mut events = ledger.restate_cuda(time);
+        let mut events = ledger.restate_cuda(time, allocating_function);
         events.extend(ledger.restate(time, usize::MAX).events);
         if state.losses.any() {
             events.push(Event::Loss(state.losses));

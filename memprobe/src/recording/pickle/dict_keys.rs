@@ -22,14 +22,14 @@ struct KeyAfter {
 
 /// Keys of all dicts.
 #[derive(Debug, Default)]
-pub(super) struct DictKeys {
+pub(super) struct PickledKeys {
     /// Key with the number of its place plus 1.
     keys: Vec<KeyAfter>,
     /// Texts, which are nearly all keys, by the number of the key before.
     texts: HashMap<(u32, TextId), u32>,
 }
 
-impl DictKeys {
+impl PickledKeys {
     pub(super) fn set(&mut self, dict: &mut Dict, key: Value, value: Value) {
         let before = dict.last;
         let keys = &mut self.keys;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::PickleError;
-use super::dict_keys::{Dict, DictKeys};
+use super::dict_keys::{Dict, PickledKeys};
 
 /// Most opcodes of one pickle. An event takes about 20.
 const MAX_OPCODES: u64 = 1 << 28;
@@ -163,7 +163,7 @@ struct Values {
     lists: Vec<Vec<Value>>,
     sequence_kinds: Vec<SequenceKind>,
     dicts: Vec<Dict>,
-    keys: DictKeys,
+    keys: PickledKeys,
 }
 
 impl Values {

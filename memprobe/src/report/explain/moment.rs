@@ -14,8 +14,8 @@ use crate::attribution::segments::SegmentLedger;
 use crate::attribution::tables::SegmentMap;
 use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel};
+use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
-use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::recording::{DumpFacts, Reader, RecordingError};
 use crate::view::FileNames;
 
@@ -51,12 +51,11 @@ pub(super) fn second_replay<R: BufRead>(
             for event in reader.by_ref().take(number) {
                 played.apply(&event?);
             }
+            let devices = at_moment(&played, &moment);
             let AnalyzedLedger {
                 ledger,
-                analyses: (ledgers, what_if),
+                analyses: (_, analyses),
             } = played;
-            let devices = at_moment(&ledger, &ledgers, &moment);
-            let analyses = what_if;
             (Some(devices), AnalyzedLedger { ledger, analyses })
         }
     };
@@ -69,10 +68,10 @@ pub(super) fn second_replay<R: BufRead>(
 
 /// Explains each device at the moment.
 fn at_moment(
-    ledger: &Ledger,
-    ledgers: &MomentLedgers,
+    played: &AnalyzedLedger<(MomentLedgers, WhatIf)>,
     moment: &ExplainedMoment<'_>,
 ) -> Vec<DeviceExplanation> {
+    let (ledger, (ledgers, _)) = (&played.ledger, &played.analyses);
     let (dump, moment) = (moment.dump, moment.failure);
     let now = ledger.last_event().unwrap_or_default();
     let snapshot = ledger.snapshot(now, Grouping::User);

@@ -327,6 +327,20 @@ pub fn is_tracepoint(name: &str) -> bool {
     function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
 }
 
+/// Returns a function that gives out memory of a kind, of an API if that has one.
+pub fn allocating(api: Api, space: CudaMemoryKind) -> Option<&'static Function> {
+    let gives = |function: &&Function| match function.effect {
+        Effect::Allocates { space: given, .. } => given == space,
+        Effect::Registers => space == CudaMemoryKind::Registered,
+        Effect::CreatesPhysical => space == CudaMemoryKind::Virtual,
+        _ => false,
+    };
+    let mut all = FUNCTIONS.iter().filter(gives);
+    all.clone()
+        .find(|function| function.api == api)
+        .or_else(|| all.next())
+}
+
 pub fn function_named(name: &str) -> Option<&'static Function> {
     FUNCTIONS.iter().find(|function| function.name == name)
 }

@@ -135,7 +135,11 @@ impl PageFacts {
             at.unwrap_or(order.len())
         });
         if options.paths == PagePaths::Whole {
-            builder.add_sources(options.source_of);
+            let recorded = &replay.recording.sources;
+            builder.add_sources(&|file| match recorded.file(file) {
+                Some(source) => Ok(source.sparse_text()),
+                None => (options.source_of)(file),
+            });
         }
         let notes = notes(replay, &devices);
         let facts = Self {

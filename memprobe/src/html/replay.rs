@@ -12,7 +12,7 @@ use crate::ledger::snapshot::Grouping;
 use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::recording::{Reader, RecordingError};
 use crate::report::RecordingReplay;
-use crate::report::explain::{Explanation, RecordingEvidence, RecordingRereads, failure_evidence};
+use crate::report::explain::{Explanation, RecordingEvidence, failure_evidence};
 
 /// A replayed recording with everything that its page shows.
 pub(super) struct PageReplay {
@@ -39,7 +39,7 @@ impl PageReplay {
             table,
         };
         let growth = GrowthLedger::new(Grouping::User, line);
-        let rereads = RecordingRereads::of(&reader);
+        let again = reader.reopened();
         let segments = (SegmentSpans::default(), failure_evidence(&reader));
         let analyses = (with_categories, (growth, segments));
         let header = reader.header();
@@ -60,7 +60,7 @@ impl PageReplay {
             growth: &growth,
         };
         Ok(Self {
-            explanation: evidence.explain_moment(&failure, rereads, file)?,
+            explanation: evidence.explain_moment(failure, again, file)?,
             iterations: categories.iterations(),
             recording,
             ledger,

@@ -13,8 +13,8 @@ use super::{
     StackRef,
 };
 use crate::event::{
-    Address, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId, SegmentReading,
-    Stack, StackId, Target, Tid, TimeNs, Totals,
+    Address, BlockLabels, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId,
+    SegmentReading, Stack, StackId, Target, Tid, TimeNs, Totals,
 };
 
 /// State of a [`Ledger`] between two events.
@@ -48,6 +48,10 @@ pub struct LedgerKeyframe {
     pub driver: DriverMemories,
     /// Reserved bytes by device.
     pub reserved: Vec<(DeviceIndex, Bytes)>,
+    /// Labels of live blocks from before attach.
+    pub baseline_labels: Option<Arc<BlockLabels>>,
+    /// Latest labels of blocks that are live since. The ledger has none: its caller keeps them.
+    pub labels: Option<Arc<BlockLabels>>,
 }
 
 #[derive(Clone, Debug)]
@@ -217,6 +221,8 @@ impl Ledger {
                 .iter()
                 .map(|(device, bytes)| (*device, *bytes))
                 .collect(),
+            baseline_labels: self.baseline.keyframe(&self.store).map(Arc::new),
+            labels: None,
         }
     }
 
@@ -238,6 +244,9 @@ impl Ledger {
         ledger.last_event = keyframe.last_event;
         ledger.malformed = keyframe.malformed;
         ledger.agreement = keyframe.agreement;
+        if let Some(labels) = &keyframe.baseline_labels {
+            ledger.baseline.label(labels, &ledger.store);
+        }
         ledger.segments.clone_from(&keyframe.segments);
         for memory in &keyframe.segment_memory {
             let stack = ledger.store.definitions.numbered(memory.stack)?;

@@ -7,8 +7,10 @@ use super::Ledger;
 use super::block_store::LiveBlock;
 use super::definitions::StackRef;
 use super::dense::Dense as _;
+use super::keyframe::{CallSiteKey, CudaName};
+use super::snapshot::SoftwareLayer;
 use crate::event::{
-    Action, AtAttach, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent, PurposeId,
+    Action, Address, AtAttach, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent, PurposeId,
     SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
 };
 
@@ -97,6 +99,53 @@ impl Ledger {
                 }));
             }
         }
+    }
+
+    /// Restates live CUDA memory outside the allocators as allocations at `now`, with definitions of their stacks. The
+    /// ledger does not keep the function of a call: `function_of` names one of the same layer and kind of memory.
+    pub fn restate_cuda(
+        &self,
+        now: TimeNs,
+        function_of: impl Fn(SoftwareLayer, CudaMemoryKind) -> Option<&'static str>,
+    ) -> Vec<Event> {
+        let state = self.cuda.keyframe();
+        let mut defined = BTreeSet::new();
+        let mut events = Vec::new();
+        for memory in &state.live {
+            let Some(group) = state.groups.get(memory.group as usize) else {
+                continue;
+            };
+            let Some(function) = function_of(state.layer, group.space) else {
+                continue;
+            };
+            let call_site = group.call_sites.call_sites.get(memory.call_site as usize);
+            let stack = match call_site.map(|call_site| &call_site.key) {
+                Some(CallSiteKey::Stack(number)) => StackRef::from_index(*number as usize),
+                _ => StackRef::UNKNOWN,
+            };
+            if stack != StackRef::UNKNOWN && defined.insert(stack) {
+                events.push(Event::Stack(stack_id(stack), Arc::clone(self.stack(stack))));
+            }
+            let (CudaName::Address(number) | CudaName::Array(number) | CudaName::Handle(number)) =
+                memory.name;
+            events.push(Event::Memory(MemoryEvent {
+                time: now,
+                tgid: self.target.tgid.unwrap_or(Tgid(0)),
+                tid: Tid::UNKNOWN,
+                action: Action::CudaAlloc,
+                addr: Address(number),
+                size: memory.size,
+                device: memory.on_device.map(|(device, _)| device).or(group.device),
+                totals: None,
+                stack: stack_id(stack),
+                shape: PurposeId::NONE,
+                call: Some(CudaCall {
+                    function,
+                    space: group.space,
+                }),
+            }));
+        }
+        events
     }
 
     fn restate_devices(&self, now: TimeNs, blocks: &[&LiveBlock], events: &mut Vec<Event>) {

@@ -110,7 +110,7 @@ impl<R: BufRead> JsonReader<R> {
             events: self.events,
             losses: Losses::default(),
         });
-        self.waiting = history.events.into();
+        self.waiting = history.events;
         self.state = State::Closed(Close::Whole);
         Ok(self)
     }

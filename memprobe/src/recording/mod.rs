@@ -49,6 +49,7 @@ mod reader;
 pub(crate) mod samples;
 mod seekable;
 mod segments;
+mod sources;
 mod tensors;
 pub mod write;
 
@@ -61,7 +62,7 @@ pub use dump::{
 pub use error::RecordingError;
 pub use format::RecordingFormat;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
-pub use header::{End, EndReason, Header};
+pub use header::{DroppedBeginning, End, EndReason, Header};
 pub(crate) use names::{LabelScope, NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
     FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo,
@@ -70,6 +71,7 @@ pub use pickle::{
 pub use reader::Reader;
 pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
+pub use sources::{RecordedSource, RecordedSources, SourceExcerpt};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 

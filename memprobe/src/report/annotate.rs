@@ -44,6 +44,24 @@ pub struct SourceFile {
     pub text: String,
     /// Time of the last change in milliseconds since 1970; `None` if unknown.
     pub modified_ms: Option<u64>,
+    pub origin: SourceOrigin,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceOrigin {
+    /// The recorded process had it.
+    Recording,
+    /// A file of this machine.
+    Machine,
+}
+
+impl SourceOrigin {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Recording => "the source in the recording",
+            Self::Machine => "the source on this machine",
+        }
+    }
 }
 
 /// A line of the file, or a sum.
@@ -130,7 +148,18 @@ impl AnnotatedFile {
         let devices = &replay.snapshot.devices;
         let sites: Vec<(&Site, SourceLineFigures)> = devices.iter().flat_map(all).collect();
         let file = annotation.file(&sites)?;
-        let source = (annotation.text_of)(&file);
+        let recorded = replay.sources.file(&file);
+        let recorded = recorded.and_then(|source| {
+            Some(SourceFile {
+                text: source.text()?.to_owned(),
+                modified_ms: source.modified_ms,
+                origin: SourceOrigin::Recording,
+            })
+        });
+        let source = match recorded {
+            Some(source) => Ok(source),
+            None => (annotation.text_of)(&file),
+        };
         let text = source.as_ref().map(|source| &*source.text);
         let functions = annotation.functions(&file, text, &sites)?;
         let mut found = BTreeMap::new();
@@ -314,8 +343,8 @@ fn doubt(
     let differs = own.filter(|it| !functions.can_hold(it.line, &it.function));
     if let Some(line) = differs.map(|frame| frame.line).min() {
         return Some(format!(
-            "warning: the source on this machine is not the one that ran: line {line} is not in the function that \
-             allocated"
+            "warning: {} is not the one that ran: line {line} is not in the function that allocated",
+            source.origin.words()
         ));
     }
     let is_newer = source
@@ -323,7 +352,8 @@ fn doubt(
         .zip(start_ms)
         .is_some_and(|(at, start)| at > start);
     is_newer.then(|| {
-        "warning: the source on this machine was changed after the recording began".to_owned()
+        let words = source.origin.words();
+        format!("warning: {words} was changed after the recording began")
     })
 }
 

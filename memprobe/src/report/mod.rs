@@ -31,7 +31,9 @@ mod tensors;
 mod threads;
 mod what_if;
 
-pub use annotate::{AnnotatedFile, Annotation, SourceFile, SourceReader, write_annotated};
+pub use annotate::{
+    AnnotatedFile, Annotation, SourceFile, SourceOrigin, SourceReader, write_annotated,
+};
 pub use difference::{DiffOptions, NamedRecording, write_difference};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};

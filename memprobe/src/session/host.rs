@@ -525,6 +525,7 @@ impl HostSession {
             return true;
         };
         if process.devices.identify(tgid, sample) {
+            process.read_torch();
             let target = process.target();
             self.emit(tgid, HostItem::Identified(target));
         }

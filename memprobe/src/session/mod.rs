@@ -1,5 +1,6 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
+mod allocator_conf;
 mod before_attach;
 mod budget;
 pub(crate) mod driver;

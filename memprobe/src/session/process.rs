@@ -88,6 +88,7 @@ pub(super) struct Process {
     has_called: bool,
     last_record: Instant,
     torch: Option<String>,
+    allocator_conf: Option<String>,
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
@@ -156,6 +157,7 @@ impl Process {
             has_called: false,
             last_record: now,
             torch: None,
+            allocator_conf: None,
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
             segments: SegmentReader::of(tgid),
@@ -239,11 +241,10 @@ impl Process {
         self.driver = DriverReader::default();
         self.waiting_for.clear();
         self.announced_probes = 0;
-        self.torch = None;
+        (self.torch, self.allocator_conf, self.found) = (None, None, None);
         self.devices = DeviceTracker::default();
         self.has_called = false;
         self.live = self.live.as_ref().map(|_| LiveBlocks::default());
-        self.found = None;
         self.schedule = PollSchedule::new(now);
     }
 
@@ -427,14 +428,18 @@ impl Process {
             python: python.map(|python| python.version.to_string()),
             torch: self.torch.clone(),
             gpus: self.devices.identities.clone(),
+            allocator_conf: self.allocator_conf.clone(),
             ..identified(self.tgid)
         }
     }
 
-    fn read_torch(&mut self) {
+    /// Reads PyTorch's version and settings. A program may change the settings before its first use of CUDA.
+    pub(super) fn read_torch(&mut self) {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
         }
+        let conf = super::allocator_conf::read(self.tgid, self.torch.as_deref());
+        self.allocator_conf = conf.or(self.allocator_conf.take());
     }
 
     /// Brings the next attempt forward: a library was mapped.

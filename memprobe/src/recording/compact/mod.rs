@@ -4,6 +4,7 @@
 //! differences. Differences begin anew in each frame. Strings, lines, stacks and purposes are defined once in a group
 //! of frames, so that damage in one group leaves the next one whole.
 
+mod beginning;
 mod columns;
 mod decode;
 mod definitions;
@@ -12,13 +13,17 @@ mod follow;
 mod frame;
 mod index;
 mod input;
+mod labels;
+mod limit;
 mod reader;
 mod seek;
+mod source;
 mod varint;
 
 pub(super) use encode::CompactEncoder;
 pub(super) use follow::KeyframeWriter;
 pub(super) use frame::{MAGIC, PlainFrame, preamble};
+pub(super) use limit::SizeLimit;
 pub(super) use reader::CompactReader;
 pub use reader::RecordingDamage;
 pub(super) use seek::{PartInput, SeekIndex};
@@ -31,8 +36,14 @@ pub const COMPACT_FORMAT: u16 = 3;
 pub(super) struct GroupPolicy {
     /// Memory events after which a group is closed.
     pub(super) events: u64,
+    /// Bytes before compression after which a group is closed.
+    pub(super) bytes: u64,
+    /// Bytes before compression after which a frame is closed.
+    pub(super) frame_bytes: usize,
     /// Least bytes of frames between two keyframes, for each byte of the earlier one.
     pub(super) bytes_per_keyframe_byte: u64,
+    /// Bytes of frames after which a keyframe is due in any case.
+    pub(super) keyframe_bytes: u64,
 }
 
 impl Default for GroupPolicy {
@@ -40,7 +51,10 @@ impl Default for GroupPolicy {
     fn default() -> Self {
         Self {
             events: 1 << 18,
+            bytes: u64::MAX,
+            frame_bytes: 1 << 20,
             bytes_per_keyframe_byte: 8,
+            keyframe_bytes: u64::MAX,
         }
     }
 }

@@ -212,6 +212,7 @@ impl SnapshotRecord<'_> {
                 python: self.python,
                 torch: self.torch,
                 gpus: self.gpus.0,
+                allocator_conf: None,
             },
             taken_ms: self.taken_ms,
             moment: TimeNs(self.moment_ns),

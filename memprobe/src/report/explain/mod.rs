@@ -28,7 +28,7 @@ pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
 pub use recording::{
-    FailureEvidence, RecordingEvidence, RecordingRereads, explain_recording, failure_evidence,
+    FailureEvidence, RecordingEvidence, explain_recording, failure_evidence,
 };
 pub use tensors::{ProcessEvidence, explain_process};
 

@@ -13,36 +13,74 @@ use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::tables::SegmentMap;
 use crate::attribution::waterfall::unbacked;
+use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
-use crate::ledger::AnalyzedLedger;
+use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
 use crate::recording::{DumpFacts, Reader, RecordingError};
-use crate::report::replay;
 use crate::view::FileNames;
 
 type MomentLedgers = (AttributionLedger, (GrowthLedger, SegmentLedger));
 
-/// Explains each device at the moment, or at the end of a dump. `known` has the pools of segments that were read later.
-pub(super) fn at_moment<R: BufRead>(
-    reader: Reader<R>,
-    moment: &FailureFinder,
-    dump: Option<&DumpFacts>,
-    known: &SegmentLedger,
-) -> Result<Vec<DeviceExplanation>, RecordingError> {
-    let growth = GrowthLedger::new(Grouping::User, None);
-    let ledgers: MomentLedgers = (
-        AttributionLedger::new(None),
-        (growth, SegmentLedger::with_facts_of(known)),
-    );
-    let number = moment
-        .found
-        .as_ref()
-        .map_or(u64::MAX, |failed| failed.number);
-    let played = replay::run_until(reader, number, ledgers)?;
-    let now = played.ledger.last_event().unwrap_or_default();
-    let snapshot = played.ledger.snapshot(now, Grouping::User);
-    let (_, (_, segments)) = &played.analyses;
-    let maps = segments.maps(&played.ledger, &snapshot);
+/// A recording up to the moment.
+type PlayedMoment = AnalyzedLedger<(MomentLedgers, WhatIf)>;
+
+/// Moment to explain: a failed request, or the end of a dump.
+pub(super) struct ExplainedMoment<'a> {
+    pub(super) failure: &'a FailureFinder,
+    pub(super) dump: Option<&'a DumpFacts>,
+    /// Pools of segments that were read only later.
+    pub(super) known: &'a SegmentLedger,
+}
+
+/// Replays a recording for its moment, if one is given, and on to its end under other settings of the allocator. Returns
+/// the devices at the moment, and the results of the settings.
+pub(super) fn second_replay<R: BufRead>(
+    mut reader: Reader<R>,
+    moment: Option<ExplainedMoment<'_>>,
+    what_if: WhatIf,
+) -> Result<(Option<Vec<DeviceExplanation>>, Vec<WhatIfDevice>), RecordingError> {
+    let header = reader.header();
+    let (target, start) = (header.target.clone(), header.start);
+    let (devices, mut rest) = match moment {
+        None => (None, AnalyzedLedger::new(target, start, what_if)),
+        Some(moment) => {
+            let growth = GrowthLedger::new(Grouping::User, None);
+            let segments = SegmentLedger::with_facts_of(moment.known);
+            let ledgers: MomentLedgers = (AttributionLedger::new(None), (growth, segments));
+            let mut played = AnalyzedLedger::new(target, start, (ledgers, what_if));
+            let failed = moment.failure.found.as_ref();
+            let number = failed.map_or(u64::MAX, |failed| failed.number);
+            let number = usize::try_from(number).unwrap_or(usize::MAX);
+            for event in reader.by_ref().take(number) {
+                played.apply(&event?);
+            }
+            let devices = at_moment(&played, &moment);
+            let AnalyzedLedger {
+                ledger,
+                analyses: (_, analyses),
+            } = played;
+            (Some(devices), AnalyzedLedger { ledger, analyses })
+        }
+    };
+    for event in reader.by_ref() {
+        rest.apply(&event?);
+    }
+    let lost = rest.ledger.losses().events;
+    Ok((devices, rest.analyses.results(lost)))
+}
+
+/// Explains each device at the moment.
+fn at_moment(
+    played: &PlayedMoment,
+    moment: &ExplainedMoment<'_>,
+) -> Vec<DeviceExplanation> {
+    let (ledger, (ledgers, _)) = (&played.ledger, &played.analyses);
+    let (dump, moment) = (moment.dump, moment.failure);
+    let now = ledger.last_event().unwrap_or_default();
+    let snapshot = ledger.snapshot(now, Grouping::User);
+    let (_, (_, segments)) = ledgers;
+    let maps = segments.maps(ledger, &snapshot);
     let failed_on = moment.found.as_ref().map(|failed| device_of(&failed.event));
     let known = |index| snapshot.devices.iter().any(|device| device.index == index);
     // A program without PyTorch has no device of the allocator.
@@ -51,7 +89,7 @@ pub(super) fn at_moment<R: BufRead>(
     let devices = snapshot.devices.iter().chain(&without);
     let explained = devices.map(|device| {
         let map = maps.iter().find(|map| map.index == device.index);
-        let mut explained = explained(device, map, &played, dump);
+        let mut explained = explained(device, map, played, dump);
         let failed = moment.found.as_ref();
         let failed = failed.filter(|_| failed_on == Some(device.index));
         explained.failed = failed.map(|failed| {
@@ -65,7 +103,7 @@ pub(super) fn at_moment<R: BufRead>(
         explained.measures = measures::measures(&explained);
         explained
     });
-    Ok(explained.collect())
+    explained.collect()
 }
 
 fn device_of(event: &MemoryEvent) -> DeviceIndex {
@@ -75,15 +113,15 @@ fn device_of(event: &MemoryEvent) -> DeviceIndex {
 fn explained(
     device: &DeviceSnapshot,
     map: Option<&SegmentMap>,
-    played: &AnalyzedLedger<MomentLedgers>,
+    played: &PlayedMoment,
     dump: Option<&DumpFacts>,
 ) -> DeviceExplanation {
-    let (categories, (growth, _)) = &played.analyses;
+    let ((categories, (growth, _)), _) = &played.analyses;
     let view = categories.device(device.index);
     let rows = view.iter().flat_map(|view| view.categories());
     let parts = rows.map(|row| (part(row.rule.category()), row.live));
     let before = view.map_or(0, |view| view.now().composition.before_attach);
-    let gpu = gpu_memory(device.index, played, dump);
+    let gpu = gpu_memory(device.index, &played.ledger, dump);
     let totals = device.totals;
     let known = map.filter(|map| map.read.is_some() && map.unread.is_none() && map.unplaced == 0);
     DeviceExplanation {
@@ -104,10 +142,10 @@ fn explained(
 /// Memory of the GPU as a dump has it, or the last answer of the driver before the moment.
 fn gpu_memory(
     device: DeviceIndex,
-    played: &AnalyzedLedger<MomentLedgers>,
+    ledger: &Ledger,
     dump: Option<&DumpFacts>,
 ) -> Option<GpuMemory> {
-    let unbacked = unbacked(&played.ledger, device);
+    let unbacked = unbacked(ledger, device);
     let dumped = dump.and_then(|dump| dump.gpu(device));
     let dumped = dumped.map(|gpu| GpuMemory {
         total: Bytes(gpu.total),
@@ -116,7 +154,7 @@ fn gpu_memory(
         unbacked,
     });
     dumped.or_else(|| {
-        let read = played.ledger.driver().devices.get(&device)?;
+        let read = ledger.driver().devices.get(&device)?;
         Some(GpuMemory {
             total: read.total,
             used: read.used,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use super::moment::at_moment;
+use super::moment::{ExplainedMoment, second_replay};
 use super::parts::{MemoryPart, PartId, completed};
 use super::{
     DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, RecordedMoment,
@@ -17,7 +17,7 @@ use crate::attribution::segments::SegmentLedger;
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
 use crate::estimate::AllocatorSettings;
-use crate::estimate::what_if::{WhatIf, WhatIfFacts};
+use crate::estimate::what_if::{WhatIf, WhatIfDevice, WhatIfFacts};
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{DumpFacts, Reader, RecordingDamage, RecordingError};
@@ -33,28 +33,18 @@ pub struct RecordingEvidence<'a> {
     pub growth: &'a GrowthLedger,
 }
 
-/// Analyses that find the failed request, and the segments at its moment.
-pub type FailureEvidence = (SegmentLedger, FailureFinder);
+/// Analyses that find the failed request, the segments at its moment, and what a replay under other settings needs.
+pub type FailureEvidence = (WhatIfFacts, (SegmentLedger, FailureFinder));
 
 /// Returns the analyses of the moment that the explanation of a recording is about.
 pub fn failure_evidence<R: BufRead>(reader: &Reader<R>) -> FailureEvidence {
-    let dump = reader.header().dump.as_ref();
-    (
-        SegmentLedger::default(),
-        FailureFinder::at(dump.map(|dump| dump.time)),
-    )
-}
-
-/// Readings of a recording after its first: up to the failed request, and two under other settings.
-pub struct RecordingRereads(Option<[Reader<BufReader<File>>; 3]>);
-
-impl RecordingRereads {
-    /// Opens a recording again. A pipe cannot be read twice: then its peaks are explained.
-    pub fn of<R: BufRead>(reader: &Reader<R>) -> Self {
-        let again = || reader.reopened();
-        let all = || Some([again()?, again()?, again()?]);
-        Self(all())
-    }
+    let header = reader.header();
+    let dump = header.dump.as_ref();
+    let conf = header.target.allocator_conf.as_deref();
+    let conf = conf.and_then(|conf| AllocatorSettings::parse(conf).ok());
+    let facts = WhatIfFacts::with_settings(conf.unwrap_or_default());
+    let finder = FailureFinder::at(dump.map(|dump| dump.time));
+    (facts, (SegmentLedger::default(), finder))
 }
 
 /// Explains a recording; `file` is its name.
@@ -62,7 +52,7 @@ pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
     file: &str,
 ) -> Result<Explanation, RecordingError> {
-    let rereads = RecordingRereads::of(&reader);
+    let again = reader.reopened();
     let peaks = WithCategories {
         categories: AttributionLedger::new(None),
         table: PeakLedger::new(Grouping::User),
@@ -77,33 +67,45 @@ pub fn explain_recording<R: BufRead>(
         categories: &peaks.categories,
         growth: &growth,
     };
-    evidence.explain_moment(&failure, rereads, file)
+    evidence.explain_moment(failure, again, file)
 }
 
 impl RecordingEvidence<'_> {
-    /// Explains the failed request of a recording, or the moment of a dump, or else its peaks; `file` is its name.
+    /// Explains the failed request of a recording, or the moment of a dump, or else its peaks; `file` is its name. `again`
+    /// reads the recording once more. A pipe cannot be read twice: then its peaks are explained.
     pub fn explain_moment(
         &self,
-        failure: &FailureEvidence,
-        rereads: RecordingRereads,
+        failure: FailureEvidence,
+        again: Option<Reader<BufReader<File>>>,
         file: &str,
     ) -> Result<Explanation, RecordingError> {
-        let Some([again, first, second]) = rereads.0 else {
+        let Some(again) = again else {
             return Ok(self.explain(file));
         };
-        let (segments, found) = failure;
+        let (facts, (segments, finder)) = failure;
         let dump = self.replay.header.dump.as_deref();
-        let mut explained = if dump.is_some() || found.found.is_some() {
-            let devices = at_moment(again, found, dump, segments)?;
-            let moment = match found.found {
-                Some(_) => RecordedMoment::OutOfMemory,
-                None => RecordedMoment::Requested,
-            };
-            explanation(self.replay, file, moment, devices)
-        } else {
-            self.explain(file)
+        let has_moment = dump.is_some() || finder.found.is_some();
+        let wanted = ExplainedMoment {
+            failure: &finder,
+            dump,
+            known: &segments,
         };
-        add_expandable_segments(&mut explained.devices, first, second)?;
+        let expandable = AllocatorSettings {
+            expandable: true,
+            ..AllocatorSettings::default()
+        };
+        let what_if = WhatIf::new(facts, expandable);
+        let second = second_replay(again, has_moment.then_some(wanted), what_if)?;
+        let (at_moment, replayed) = second;
+        let moment = match finder.found {
+            Some(_) => RecordedMoment::OutOfMemory,
+            None => RecordedMoment::Requested,
+        };
+        let mut explained = match at_moment {
+            Some(devices) => explanation(self.replay, file, moment, devices),
+            None => self.explain(file),
+        };
+        add_expandable_segments(&mut explained.devices, &replayed);
         Ok(explained)
     }
 
@@ -145,27 +147,15 @@ fn explanation(
     }
 }
 
-/// Replays a recording under `expandable_segments:True`, and adds what that saves.
-fn add_expandable_segments<R: BufRead>(
-    devices: &mut [DeviceExplanation],
-    first: Reader<R>,
-    second: Reader<R>,
-) -> Result<(), RecordingError> {
-    let (_, facts) = replay::run(first, Grouping::User, WhatIfFacts::default())?;
-    let wanted = AllocatorSettings {
-        expandable: true,
-        ..AllocatorSettings::default()
-    };
-    let (replay, replayed) = replay::run(second, Grouping::User, WhatIf::new(facts, wanted))?;
-    let lost = replay.snapshot.health.losses.events;
-    for found in replayed.results(lost) {
+/// Adds what `expandable_segments:True` saves.
+fn add_expandable_segments(devices: &mut [DeviceExplanation], replayed: &[WhatIfDevice]) {
+    for found in replayed {
         let mut devices = devices.iter_mut();
         let device = devices.find(|device| device.index == found.device);
         if let Some(device) = device.filter(|_| !found.recorded_settings.expandable) {
-            measures::add_expandable_segments(device, &found);
+            measures::add_expandable_segments(device, found);
         }
     }
-    Ok(())
 }
 
 fn at_peak(

@@ -19,7 +19,7 @@ use crate::ledger::snapshot::BudgetState;
 use crate::recording::MAX_STACKS;
 
 /// Most records of one keyframe.
-const MAX_KEYFRAME: u64 = 1 << 25;
+const MAX_KEYFRAME: u64 = 1 << 23;
 
 /// Most threads with names.
 const MAX_THREADS: usize = 1 << 16;
@@ -57,6 +57,11 @@ impl KeyframeDecoder {
     /// Returns the state; `None` if frames are missing.
     pub(in crate::recording::compact) fn finish(self) -> Option<LedgerKeyframe> {
         self.has_ended.then_some(self.state)
+    }
+
+    /// Returns true if no frame is missing.
+    pub(in crate::recording::compact) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Decodes the next frame. An error describes the fault in a few words.
@@ -138,6 +143,14 @@ impl KeyframeDecoder {
                 // The record at the end counts them.
                 return Ok(());
             }
+            record::LABEL => {
+                let label = self.decoder.label(frame)?;
+                self.decoder.naming.add(label)?;
+                // The record at the end counts them.
+                return Ok(());
+            }
+            record::LABELS => self.state.labels = self.decoder.labels(frame)?,
+            record::BASELINE_LABELS => self.state.baseline_labels = self.decoder.labels(frame)?,
             record::SEGMENTS => {
                 if let Some(Event::Segments(reading)) = self.decoder.segments(frame)? {
                     self.state.segments = Some(reading);

@@ -74,6 +74,15 @@ impl CompactEncoder {
         }
         self.segment_memory(state, &mut count, emit);
         self.driver_memory(state, &mut count, emit);
+        for (end, labels) in [
+            (record::BASELINE_LABELS, &state.baseline_labels),
+            (record::LABELS, &state.labels),
+        ] {
+            if let Some(labels) = labels {
+                self.labels(end, labels, emit);
+                self.next(&mut count, emit);
+            }
+        }
         self.begin(keyframe_record::END);
         self.number(count.0);
         self.close(emit);

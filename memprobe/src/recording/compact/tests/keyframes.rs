@@ -14,10 +14,13 @@ use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot};
 use crate::ledger::{DriverMemories, Ledger, SegmentMemory};
 
 /// Groups of three events, each with a keyframe.
-const SMALL: GroupPolicy = GroupPolicy {
-    events: 3,
-    bytes_per_keyframe_byte: 0,
-};
+fn small() -> GroupPolicy {
+    GroupPolicy {
+        events: 3,
+        bytes_per_keyframe_byte: 0,
+        ..GroupPolicy::default()
+    }
+}
 
 fn written_with(policy: GroupPolicy, events: &[Event]) -> Vec<u8> {
     let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();
@@ -28,15 +31,13 @@ fn written_with(policy: GroupPolicy, events: &[Event]) -> Vec<u8> {
     writer.finish(EndReason::Interrupted).unwrap()
 }
 
-/// Snapshots in both groupings, without what begins anew at a keyframe: timelines, and labels of blocks.
+/// Snapshots in both groupings, without what begins anew at a keyframe: timelines.
 fn snapshots(ledger: &Ledger) -> [Snapshot; 2] {
     let now = ledger.last_event().unwrap_or_default();
     [Grouping::User, Grouping::Innermost].map(|grouping| {
         let mut snapshot = ledger.snapshot(now, grouping);
         for device in &mut snapshot.devices {
             device.timeline = DeviceTimeline::default();
-            device.before_attach.labeled = None;
-            device.before_attach.groups.clear();
         }
         snapshot
     })
@@ -150,7 +151,7 @@ proptest! {
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.mprb");
-        fs::write(&path, written_with(SMALL, &mixed(&choices))).unwrap();
+        fs::write(&path, written_with(small(), &mixed(&choices))).unwrap();
         prop_assert!(check_all_keyframes(&path) > 5);
     }
 
@@ -158,7 +159,7 @@ proptest! {
     fn keyframes_of_any_stream_restore_its_state(events in any_stream()) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.mprb");
-        fs::write(&path, written_with(SMALL, &events)).unwrap();
+        fs::write(&path, written_with(small(), &events)).unwrap();
         check_all_keyframes(&path);
     }
 }
@@ -167,7 +168,7 @@ proptest! {
 fn readers_of_the_whole_file_do_not_count_keyframes() {
     let events = mixed(&[(0, 1, 1); 40]);
     let (plain, _) = read(&compact_recording(&events)).unwrap();
-    let file = written_with(SMALL, &events);
+    let file = written_with(small(), &events);
     let (back, reader) = read(&file).unwrap();
     assert_eq!(back, plain);
     assert!(reader.damage().is_none() && !reader.truncated());
@@ -176,7 +177,7 @@ fn readers_of_the_whole_file_do_not_count_keyframes() {
 
 #[test]
 fn without_its_index_the_keyframes_are_found_by_their_frames() {
-    let file = written_with(SMALL, &mixed(&[(0, 1, 1); 40]));
+    let file = written_with(small(), &mixed(&[(0, 1, 1); 40]));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.mprb");
     let keyframes = |bytes: &[u8]| {
@@ -195,7 +196,7 @@ fn without_its_index_the_keyframes_are_found_by_their_frames() {
 
 #[test]
 fn a_damaged_keyframe_gives_way_to_the_one_before() {
-    let mut file = written_with(SMALL, &mixed(&[(0, 1, 1); 40]));
+    let mut file = written_with(small(), &mixed(&[(0, 1, 1); 40]));
     let all = frames(&file);
     let keyframes = all
         .iter()
@@ -244,7 +245,7 @@ fn keyframes_take_a_bounded_share_of_the_file() {
 
 #[test]
 fn a_changed_keyframe_never_panics() {
-    let file = written_with(SMALL, &mixed(&[(0, 1, 1), (3, 2, 2), (2, 1, 0)]));
+    let file = written_with(small(), &mixed(&[(0, 1, 1), (3, 2, 2), (2, 1, 0)]));
     let all = frames(&file);
     let is_keyframe = |(_, header): &&(usize, FrameHeader)| header.kind == FrameKind::Keyframe;
     let (at, header) = all.iter().rfind(is_keyframe).unwrap();

@@ -44,7 +44,7 @@ pub fn of(size: Size, call: &CudaRecord) -> Bytes {
 
 /// Memory that a call asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedMemory {
     pub size: Bytes,
     pub space: CudaMemoryKind,
     /// CUDA's own pools were to give it.
@@ -53,7 +53,7 @@ pub struct Wanted {
 
 /// Returns the memory that a failed call asked for, by its arguments alone; `None` if the function gives out none. The
 /// pitch of rows is not known then.
-pub fn wanted(effect: Effect, call: &CudaRecord) -> Option<Wanted> {
+pub fn wanted(effect: Effect, call: &CudaRecord) -> Option<RequestedMemory> {
     let [_, second, third, fourth, ..] = call.args;
     let (size, space, lifetime) = match effect {
         Effect::Allocates {
@@ -74,7 +74,7 @@ pub fn wanted(effect: Effect, call: &CudaRecord) -> Option<Wanted> {
         }
         _ => return None,
     };
-    Some(Wanted {
+    Some(RequestedMemory {
         size,
         space,
         is_from_a_pool: lifetime == Lifetime::Process,

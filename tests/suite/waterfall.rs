@@ -128,7 +128,7 @@ impl Stage {
     }
 
     /// Records a program from its first instruction until a phase, in which it ends.
-    fn from_the_start(
+    fn recorded_from_its_start(
         &self,
         pytorch: &PyTorch,
         until: &str,
@@ -294,7 +294,7 @@ fn owners_are_the_known_ones_and_add_up_to_the_byte() {
             &[][..],
             &[("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")],
         ] {
-            let (truth, owners) = stage.from_the_start(pytorch, "awake", &[], settings);
+            let (truth, owners) = stage.recorded_from_its_start(pytorch, "awake", &[], settings);
             owners.assert_allocator(&truth, "from the start");
             owners.assert_libraries("from the start");
             let rows = owners.rows().iter();
@@ -338,7 +338,8 @@ fn pools_that_sleep_and_wake_agree_with_pytorch_and_the_driver() {
             for until in ["awake", "asleep", "awake_again", "freed"] {
                 let settings = [("SLEEPING_PIECES", pieces)];
                 let options = ["--pools", &pools];
-                let (truth, owners) = stage.from_the_start(pytorch, until, &options, &settings);
+                let (truth, owners) =
+                    stage.recorded_from_its_start(pytorch, until, &options, &settings);
                 let name = format!("{until}, in {pieces} pieces");
                 let is_asleep = until == "asleep" || until == "freed";
                 assert_eq!(truth.asleep() > 0, is_asleep, "{truth:?}");
@@ -391,7 +392,7 @@ fn a_pool_of_managed_memory_is_reserved_and_nothing_twice() {
         "managed_malloc,managed_free",
     ];
     for pytorch in stage.environment.pytorches_on(On::Newest) {
-        let (truth, owners) = stage.from_the_start(pytorch, "awake", &options, &[]);
+        let (truth, owners) = stage.recorded_from_its_start(pytorch, "awake", &options, &[]);
         owners.assert_adds_up();
         owners.assert_libraries("managed");
         assert_eq!(owners.sum("process"), truth.used);

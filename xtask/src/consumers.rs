@@ -27,6 +27,9 @@ const NPM: [&str; 2] = ["pprof-format@2.3.2", "speedscope@1.25.0"];
 /// Draws folded stacks.
 const INFERNO: &str = "0.12.8";
 
+/// Name of a part, and the command that installs it into a folder.
+type Part<'a> = (&'a str, &'a dyn Fn(&Path) -> Command);
+
 /// Installs each part once, for an interpreter. A part that cannot be installed is named, and its tests are skipped.
 /// Returns the folder.
 ///
@@ -38,7 +41,7 @@ pub fn install(python: &Path, version: &str) -> Result<PathBuf> {
         .join("consumers")
         .join(format!("python{version}"));
     fs::create_dir_all(&folder)?;
-    let parts: [(&str, &dyn Fn(&Path) -> Command); 3] = [
+    let parts: [Part; 3] = [
         ("python", &|into: &Path| {
             let mut pip = Command::new(python);
             pip.args([

@@ -129,7 +129,8 @@ fn read_of_process(
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
     // A file that is no UTF-8 grows.
     if text.len() > MAX_SOURCE {
-        text.truncate(text.floor_char_boundary(MAX_SOURCE));
+        let end = (0..=MAX_SOURCE).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or_default());
     }
     Some(SourceOfProcess {
         text,

@@ -163,7 +163,7 @@ fn device(cell: &Cell<'_>) -> Option<i32> {
     match cell {
         Cell::Device(DeviceIndex::UNKNOWN) => None,
         Cell::Device(DeviceIndex::CPU) => Some(CPU),
-        Cell::Device(device) => i32::try_from(device.0).ok(),
+        Cell::Device(device) => Some(device.0.into()),
         _ => None,
     }
 }
@@ -327,7 +327,7 @@ mod tests {
             }
             compared += 1;
         }
-        assert!(compared > 5);
+        assert!(compared > 2);
         let of_file = file.metadata().file_metadata();
         assert_eq!(of_file.num_rows(), compared);
         let facts = of_file.key_value_metadata().expect("facts");

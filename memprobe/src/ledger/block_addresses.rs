@@ -217,6 +217,7 @@ impl BlockAddresses {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::collections::btree_map::Entry;
 
     use super::*;
 
@@ -263,10 +264,10 @@ mod tests {
             let is_insertion = (random >> 32) % 100 < kept;
             if !is_insertion {
                 assert_eq!(index.remove(addr), map.remove(&addr));
-            } else if !map.contains_key(&addr) {
+            } else if let Entry::Vacant(entry) = map.entry(addr) {
                 let block = id(number as usize);
                 index.insert(addr, block);
-                map.insert(addr, block);
+                entry.insert(block);
             }
         }
         let all: Vec<_> = map.iter().map(|(addr, block)| (*addr, *block)).collect();

@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 pub use super::agreement::Agreement;
 pub use super::caps::Refused;
+pub use super::driver_memory::{DriverMemories, DriverMemoryState};
+pub use super::segment_memory::SegmentMemory;
 use super::snapshot::{BudgetState, Health, SoftwareLayer};
-use super::{
-    BlockStore, CudaLedger, Dense as _, DeviceLedger, DriverMemories, Ledger, SegmentMemory,
-    StackRef,
-};
+use super::{BlockStore, CudaLedger, Dense as _, DeviceLedger, Ledger, StackRef};
 use crate::event::{
     Address, BlockLabels, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId,
     SegmentReading, Stack, StackId, Target, Tid, TimeNs, Totals,

@@ -62,6 +62,10 @@ impl SegmentMemories {
     }
 
     pub(super) fn insert(&mut self, memory: SegmentMemory) {
+        // No segment of a process is beyond the last address, but a recording can say so.
+        if memory.addr.0.checked_add(memory.size.0).is_none() {
+            return;
+        }
         let is_within_cap = self.by_addr.len() < MAX_SEGMENTS;
         if is_within_cap || self.by_addr.contains_key(&memory.addr.0) {
             self.by_addr.insert(memory.addr.0, memory);

@@ -29,8 +29,9 @@ fn effective([common, cuda]: environment::Values<2>, torch: Option<&str>) -> Opt
         .and_then(version)
         .is_some_and(|version| version < FIRST);
     let conf = common.filter(|_| !is_old).or(cuda)?;
-    let end = conf.floor_char_boundary(MAX_CONF);
-    let conf = conf[..end].trim();
+    let most = conf.len().min(MAX_CONF);
+    let end = (0..=most).rev().find(|at| conf.is_char_boundary(*at));
+    let conf = conf[..end.unwrap_or_default()].trim();
     (!conf.is_empty()).then(|| conf.to_owned())
 }
 

@@ -267,10 +267,10 @@ fn write_jobs<W: Write>(
         Ok(())
     };
     for job in jobs {
-        if progress.failed.get().is_none() {
-            if let Err(error) = write(job) {
-                let _ = progress.failed.set(WriteError::new(place, error));
-            }
+        if progress.failed.get().is_none()
+            && let Err(error) = write(job)
+        {
+            let _ = progress.failed.set(WriteError::new(place, error));
         }
     }
     frames.frames.out

@@ -27,9 +27,7 @@ pub use failure::{FailedRequest, FreeList, OomCause};
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
-pub use recording::{
-    FailureEvidence, RecordingEvidence, explain_recording, failure_evidence,
-};
+pub use recording::{FailureEvidence, RecordingEvidence, explain_recording, failure_evidence};
 pub use tensors::{ProcessEvidence, explain_process};
 
 /// Page about one process.

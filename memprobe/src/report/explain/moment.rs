@@ -15,7 +15,7 @@ use crate::attribution::tables::SegmentMap;
 use crate::attribution::waterfall::unbacked;
 use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
-use crate::ledger::{AnalyzedLedger, Ledger};
+use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
 use crate::recording::{DumpFacts, Reader, RecordingError};
 use crate::view::FileNames;
@@ -71,10 +71,7 @@ pub(super) fn second_replay<R: BufRead>(
 }
 
 /// Explains each device at the moment.
-fn at_moment(
-    played: &PlayedMoment,
-    moment: &ExplainedMoment<'_>,
-) -> Vec<DeviceExplanation> {
+fn at_moment(played: &PlayedMoment, moment: &ExplainedMoment<'_>) -> Vec<DeviceExplanation> {
     let (ledger, (ledgers, _)) = (&played.ledger, &played.analyses);
     let (dump, moment) = (moment.dump, moment.failure);
     let now = ledger.last_event().unwrap_or_default();
@@ -121,7 +118,7 @@ fn explained(
     let rows = view.iter().flat_map(|view| view.categories());
     let parts = rows.map(|row| (part(row.rule.category()), row.live));
     let before = view.map_or(0, |view| view.now().composition.before_attach);
-    let gpu = gpu_memory(device.index, &played.ledger, dump);
+    let gpu = gpu_memory(device.index, played, dump);
     let totals = device.totals;
     let known = map.filter(|map| map.read.is_some() && map.unread.is_none() && map.unplaced == 0);
     DeviceExplanation {
@@ -142,10 +139,10 @@ fn explained(
 /// Memory of the GPU as a dump has it, or the last answer of the driver before the moment.
 fn gpu_memory(
     device: DeviceIndex,
-    ledger: &Ledger,
+    played: &PlayedMoment,
     dump: Option<&DumpFacts>,
 ) -> Option<GpuMemory> {
-    let unbacked = unbacked(ledger, device);
+    let unbacked = unbacked(&played.ledger, device);
     let dumped = dump.and_then(|dump| dump.gpu(device));
     let dumped = dumped.map(|gpu| GpuMemory {
         total: Bytes(gpu.total),
@@ -154,7 +151,7 @@ fn gpu_memory(
         unbacked,
     });
     dumped.or_else(|| {
-        let read = ledger.driver().devices.get(&device)?;
+        let read = played.ledger.driver().devices.get(&device)?;
         Some(GpuMemory {
             total: read.total,
             used: read.used,

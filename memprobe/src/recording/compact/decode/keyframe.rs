@@ -9,11 +9,10 @@ use crate::event::{
     Address, BlockPurposes, Bytes, DeviceIndex, Event, Losses, PurposeId, StackId, Tid, TimeNs,
     TimeShare, Totals,
 };
-use crate::ledger::DriverMemoryState;
 use crate::ledger::keyframe::{
     Agreement, BlockKeyframe, CallSiteKey, CallSiteKeyframe, CallSitesKeyframe, CudaGroupKeyframe,
-    CudaMemoryKeyframe, CudaName, DeviceKeyframe, LedgerKeyframe, Refused, SegmentMemoryKeyframe,
-    TallyKeyframe,
+    CudaMemoryKeyframe, CudaName, DeviceKeyframe, DriverMemoryState, LedgerKeyframe, Refused,
+    SegmentMemoryKeyframe, TallyKeyframe,
 };
 use crate::ledger::snapshot::BudgetState;
 use crate::recording::MAX_STACKS;

@@ -10,8 +10,9 @@ use super::super::decode::KeyframeDecoder;
 use super::*;
 use crate::cuda::calls::function_named;
 use crate::event::{CudaCall, CudaMemoryKind, DriverCount, DriverReading, Target};
+use crate::ledger::Ledger;
+use crate::ledger::keyframe::{DriverMemories, SegmentMemory};
 use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot};
-use crate::ledger::{DriverMemories, Ledger, SegmentMemory};
 
 /// Groups of three events, each with a keyframe.
 fn small() -> GroupPolicy {

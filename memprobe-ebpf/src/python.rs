@@ -349,7 +349,12 @@ fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_poi
     let first = thread.windows.as_mut_ptr();
     let second = first.wrapping_add(DATA_WINDOW);
     if frame.wrapping_sub(thread.data_window) <= thread.last_in_data {
-        select_window(thread, thread.data_window, thread.last_in_data, thread.data_window);
+        select_window(
+            thread,
+            thread.data_window,
+            thread.last_in_data,
+            thread.data_window,
+        );
     } else if frame.wrapping_sub(thread.c_window) <= LAST_IN_C {
         select_c_window(thread, thread.c_window);
     } else if frame.wrapping_sub(stack_pointer) < C_STACK_REACH {

@@ -164,6 +164,7 @@ fn settle(symbolizer: &mut Symbolizer<NoMemory>, sink: &mut impl FnMut(&Event)) 
 
 fn header() -> Header {
     Header {
+        dropped: None,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         start: TimeNs(0),
         wall_start_ms: None,

@@ -1,7 +1,7 @@
 //! Ordered index of the live blocks of a device, by address.
 //!
 //! Sorted leaves of up to [`LEAF_BLOCKS`] blocks, and the sorted first addresses of the leaves. Two binary searches
-//! find a block, without the unpredictable branches of a tree. The place of the last search is kept: an allocation
+//! find a block, without the unpredictable branches of a tree. The place of the last search is insertions: an allocation
 //! looks for overlaps first, and then inserts its block where that search ended.
 
 use super::block_store::BlockId;
@@ -244,12 +244,12 @@ mod tests {
         }
     }
 
-    /// Makes random changes, of which `kept` in 100 are insertions, and compares the index with a map.
+    /// Makes random changes, of which `insertions` in 100 are insertions, and compares the index with a map.
     fn change(
         index: &mut BlockAddresses,
         map: &mut BTreeMap<u64, BlockId>,
         changes: u64,
-        kept: u64,
+        insertions: u64,
     ) {
         let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ changes;
         for number in 0..changes {
@@ -261,7 +261,7 @@ mod tests {
             let expected = expected.map(|(addr, block)| (*addr, *block));
             assert_eq!(index.find_last_before(addr), expected);
             assert_eq!(index.get(addr), map.get(&addr).copied());
-            let is_insertion = (random >> 32) % 100 < kept;
+            let is_insertion = (random >> 32) % 100 < insertions;
             if !is_insertion {
                 assert_eq!(index.remove(addr), map.remove(&addr));
             } else if let Entry::Vacant(entry) = map.entry(addr) {
@@ -279,14 +279,14 @@ mod tests {
     #[test]
     fn it_has_the_blocks_of_an_ordered_map() {
         let (mut index, mut map) = (BlockAddresses::default(), BTreeMap::new());
-        for (changes, kept) in [
+        for (changes, insertions) in [
             (9000, 70),
             (9000, 50),
             (20_000, 20),
             (9000, 80),
             (60_000, 0),
         ] {
-            change(&mut index, &mut map, changes, kept);
+            change(&mut index, &mut map, changes, insertions);
         }
         assert!(map.is_empty() && index.leaves.is_empty());
     }

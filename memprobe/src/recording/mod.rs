@@ -71,7 +71,7 @@ pub use pickle::{
 pub use reader::Reader;
 pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
-pub use sources::{RecordedSource, RecordedSources, SourceExcerpt};
+pub use sources::{RecordedSource, RecordedSources, SourceSection};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 

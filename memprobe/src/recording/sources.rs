@@ -14,7 +14,7 @@ const MAX_FILES: usize = 1 << 14;
 
 /// Consecutive lines of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceExcerpt {
+pub struct SourceSection {
     /// Path as the frames have it.
     pub file: Arc<str>,
     pub first_line: u32,
@@ -44,21 +44,21 @@ pub struct RecordedSource {
 }
 
 impl RecordedSources {
-    /// Adds an excerpt. Later ones replace earlier ones; those beyond the limits are left out.
-    pub fn add(&mut self, excerpt: SourceExcerpt) {
-        let is_new = !self.files.contains_key(&excerpt.file);
-        if self.bytes + excerpt.text.len() > MAX_TEXT || is_new && self.files.len() >= MAX_FILES {
+    /// Adds a section. Later ones replace earlier ones; those beyond the limits are left out.
+    pub fn add(&mut self, section: SourceSection) {
+        let is_new = !self.files.contains_key(&section.file);
+        if self.bytes + section.text.len() > MAX_TEXT || is_new && self.files.len() >= MAX_FILES {
             return;
         }
-        self.bytes += excerpt.text.len();
-        let source = self.files.entry(excerpt.file).or_default();
-        source.modified_ms = excerpt.modified_ms;
-        if excerpt.is_whole {
-            source.whole = Some(excerpt.text.into());
+        self.bytes += section.text.len();
+        let source = self.files.entry(section.file).or_default();
+        source.modified_ms = section.modified_ms;
+        if section.is_whole {
+            source.whole = Some(section.text.into());
             return;
         }
-        let numbers = excerpt.first_line..u32::MAX;
-        for (number, line) in numbers.zip(excerpt.text.lines()) {
+        let numbers = section.first_line..u32::MAX;
+        for (number, line) in numbers.zip(section.text.lines()) {
             if self.lines >= MAX_LINES {
                 return;
             }
@@ -73,7 +73,7 @@ impl RecordedSources {
             if is_known {
                 continue;
             }
-            let excerpt = |first_line, text: &str, is_whole| SourceExcerpt {
+            let section = |first_line, text: &str, is_whole| SourceSection {
                 file: Arc::clone(file),
                 first_line,
                 is_whole,
@@ -81,10 +81,10 @@ impl RecordedSources {
                 text: text.to_owned(),
             };
             for (number, line) in &source.lines {
-                self.add(excerpt(*number, line, false));
+                self.add(section(*number, line, false));
             }
             if let Some(text) = &source.whole {
-                self.add(excerpt(1, text, true));
+                self.add(section(1, text, true));
             }
         }
     }
@@ -139,8 +139,8 @@ impl RecordedSource {
 mod tests {
     use super::*;
 
-    fn excerpt(file: &str, first_line: u32, text: &str) -> SourceExcerpt {
-        SourceExcerpt {
+    fn section(file: &str, first_line: u32, text: &str) -> SourceSection {
+        SourceSection {
             file: file.into(),
             first_line,
             is_whole: false,
@@ -152,16 +152,16 @@ mod tests {
     #[test]
     fn single_lines_keep_their_numbers_and_a_whole_file_replaces_them() {
         let mut sources = RecordedSources::default();
-        sources.add(excerpt("a.py", 3, "c\nd"));
-        sources.add(excerpt("a.py", 6, "f"));
+        sources.add(section("a.py", 3, "c\nd"));
+        sources.add(section("a.py", 6, "f"));
         let file = sources.file("a.py").unwrap();
         assert_eq!(file.text(), None);
         assert_eq!((file.line(4), file.line(5)), (Some("d"), None));
         assert_eq!(file.sparse_text(), "\n\nc\nd\n\nf\n");
         let mut part = RecordedSources::default();
-        part.add(SourceExcerpt {
+        part.add(SourceSection {
             is_whole: true,
-            ..excerpt("a.py", 1, "one\ntwo\n")
+            ..section("a.py", 1, "one\ntwo\n")
         });
         sources.merge(&part);
         sources.merge(&part);
@@ -177,11 +177,11 @@ mod tests {
     fn texts_beyond_the_limits_are_left_out() {
         let mut sources = RecordedSources::default();
         for at in 0..70 {
-            sources.add(excerpt(&format!("{at}.py"), 1, &"x".repeat(1 << 20)));
+            sources.add(section(&format!("{at}.py"), 1, &"x".repeat(1 << 20)));
         }
         assert_eq!(sources.files.len(), 64);
         let mut sources = RecordedSources::default();
-        sources.add(excerpt("far.py", u32::MAX, "last\nbeyond"));
+        sources.add(section("far.py", u32::MAX, "last\nbeyond"));
         assert!(sources.file("far.py").unwrap().sparse_text().len() < 1 << 20);
     }
 }

@@ -105,7 +105,7 @@ impl LineCells for HeldRow<'_> {
         self.site_name()
     }
 
-    fn beside(&self) -> Cell<'_> {
+    fn trailing(&self) -> Cell<'_> {
         let callers = self.line.map(shown_callers).unwrap_or_default();
         Cell::list(
             callers

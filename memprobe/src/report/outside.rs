@@ -37,7 +37,7 @@ pub(super) fn table<'a>(
         let sites = lines.data_rows().filter_map(|row| row.site).take(LINES);
         let names = sites.map(|site| names.site(site)).collect();
         let row = OutsideEntry {
-            beside: names,
+            callers: names,
             lines: lines.into(),
             ..OutsideEntry::new(row)
         };

@@ -66,7 +66,7 @@ pub trait LineCells {
     fn name(&self) -> Cell<'_>;
 
     /// Callers to the right of the line.
-    fn beside(&self) -> Cell<'_> {
+    fn trailing(&self) -> Cell<'_> {
         Cell::Unknown
     }
 
@@ -95,7 +95,7 @@ pub const fn line_columns<R: LineCells>() -> [Column<R>; 21] {
         figure(GROWTH).not_in_text().screen(10, 64) => row.growth(),
         label("").not_in_text().screen(10, 120).order(None).tone(Tone::Graph) => row.bar(),
         label("LINE").name(0) => row.name(),
-        trail() => row.beside(),
+        trail() => row.trailing(),
         json("callers") => row.callers(),
         json("node") => cells::node(row.site()),
     ]

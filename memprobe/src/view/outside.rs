@@ -20,7 +20,7 @@ pub struct OutsideEntry<'a> {
     pub kind: String,
     pub name: String,
     /// Names of lines, to the right of the library.
-    pub beside: Vec<String>,
+    pub callers: Vec<String>,
     pub lines: Cell<'a>,
 }
 
@@ -52,7 +52,7 @@ pub const fn outside_columns<'a>() -> [Column<OutsideEntry<'a>>; 11] {
         number("allocs", "ALLOCS") => row.allocs,
         label("KIND").screen(16, 70) => &row.kind,
         label("LIBRARY").name(0) => &row.name,
-        trail() => Cell::list(row.beside.iter().map(|name| format!("<- {name}"))),
+        trail() => Cell::list(row.callers.iter().map(|name| format!("<- {name}"))),
         json("lines") => row.lines.clone(),
     ]
 }

@@ -277,9 +277,9 @@ impl<W: Write> KeyframeWriter<W> {
             ledger.apply(&event);
             self.labels.apply(&event);
             if let (Event::Stack(_, stack), Some(sources)) = (&event, &mut self.sources) {
-                for excerpt in sources.excerpts(stack) {
-                    if text.len() + excerpt.text.len() < MAX_PAYLOAD / 2 {
-                        source::encode(&excerpt, &mut text);
+                for section in sources.sections(stack) {
+                    if text.len() + section.text.len() < MAX_PAYLOAD / 2 {
+                        source::encode(&section, &mut text);
                     }
                 }
             }

@@ -273,7 +273,7 @@ impl<R: BufRead> CompactReader<R> {
 
     fn accept_sources(&mut self, payload: &[u8]) {
         match source::decode(payload) {
-            Ok(excerpts) => excerpts.into_iter().for_each(|it| self.sources.add(it)),
+            Ok(sections) => sections.into_iter().for_each(|it| self.sources.add(it)),
             Err(reason) => self.note_damage(reason, payload.len()),
         }
     }

@@ -2,29 +2,29 @@
 
 use super::MAX_STRING;
 use super::varint::{VarintReader, push, push_bytes};
-use crate::recording::SourceExcerpt;
+use crate::recording::SourceSection;
 
-/// Longest text of one excerpt, in bytes.
-pub(in crate::recording) const MAX_EXCERPT: usize = 1 << 20;
+/// Longest text of one section, in bytes.
+pub(in crate::recording) const MAX_SECTION: usize = 1 << 20;
 
 const WHOLE: u64 = 1;
 
-/// Appends an excerpt to a payload.
-pub(super) fn encode(excerpt: &SourceExcerpt, payload: &mut Vec<u8>) {
-    push_bytes(payload, excerpt.file.as_bytes());
-    push(payload, u64::from(excerpt.is_whole) * WHOLE);
-    push(payload, excerpt.first_line.into());
-    push(payload, excerpt.modified_ms.is_some().into());
-    if let Some(modified) = excerpt.modified_ms {
+/// Appends a section to a payload.
+pub(super) fn encode(section: &SourceSection, payload: &mut Vec<u8>) {
+    push_bytes(payload, section.file.as_bytes());
+    push(payload, u64::from(section.is_whole) * WHOLE);
+    push(payload, section.first_line.into());
+    push(payload, section.modified_ms.is_some().into());
+    if let Some(modified) = section.modified_ms {
         push(payload, modified);
     }
-    push_bytes(payload, excerpt.text.as_bytes());
+    push_bytes(payload, section.text.as_bytes());
 }
 
 /// Decodes a payload. An error describes the fault in a few words.
-pub(super) fn decode(payload: &[u8]) -> Result<Vec<SourceExcerpt>, &'static str> {
+pub(super) fn decode(payload: &[u8]) -> Result<Vec<SourceSection>, &'static str> {
     let mut reader = VarintReader(payload);
-    let mut excerpts = Vec::new();
+    let mut sections = Vec::new();
     while !reader.is_empty() {
         let file = text(&mut reader, MAX_STRING)?.into();
         let flags = reader.number()?;
@@ -33,15 +33,15 @@ pub(super) fn decode(payload: &[u8]) -> Result<Vec<SourceExcerpt>, &'static str>
             0 => None,
             _ => Some(reader.number()?),
         };
-        excerpts.push(SourceExcerpt {
+        sections.push(SourceSection {
             file,
             first_line,
             is_whole: flags & WHOLE != 0,
             modified_ms,
-            text: text(&mut reader, MAX_EXCERPT)?.to_owned(),
+            text: text(&mut reader, MAX_SECTION)?.to_owned(),
         });
     }
-    Ok(excerpts)
+    Ok(sections)
 }
 
 fn text<'a>(reader: &mut VarintReader<'a>, most: usize) -> Result<&'a str, &'static str> {
@@ -58,15 +58,15 @@ mod tests {
 
     #[test]
     fn excerpts_come_back_and_cut_ones_are_refused() {
-        let excerpts = [
-            SourceExcerpt {
+        let sections = [
+            SourceSection {
                 file: "/a/träin.py".into(),
                 first_line: 1,
                 is_whole: true,
                 modified_ms: Some(1 << 40),
                 text: "import torch\n".to_owned(),
             },
-            SourceExcerpt {
+            SourceSection {
                 file: "/b.py".into(),
                 first_line: 77,
                 is_whole: false,
@@ -75,8 +75,8 @@ mod tests {
             },
         ];
         let mut payload = Vec::new();
-        excerpts.iter().for_each(|it| encode(it, &mut payload));
-        assert_eq!(decode(&payload).unwrap(), excerpts);
+        sections.iter().for_each(|it| encode(it, &mut payload));
+        assert_eq!(decode(&payload).unwrap(), sections);
         let mut whole = 0;
         for end in 0..payload.len() {
             whole += usize::from(decode(&payload[..end]).is_ok());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::event::Stack;
 use crate::ledger::grouping::{CodeOwner, origin};
-use crate::recording::SourceExcerpt;
+use crate::recording::SourceSection;
 
 /// Lines before and after a named line of a library.
 const CONTEXT: u32 = 4;
@@ -22,8 +22,8 @@ const MAX_FILES: usize = 4096;
 /// Most lines of libraries.
 const MAX_LINES: usize = 1 << 16;
 
-/// Most bytes of texts of libraries that are kept for their further lines.
-const MAX_KEPT: usize = 8 << 20;
+/// Most bytes of texts of libraries that are stored for their further lines.
+const MAX_STORED: usize = 8 << 20;
 
 /// Text of a source file, as a process has it.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub(in crate::recording) struct SourceCollector {
     read: ReadSource,
     /// Files that have been looked at, with the text of those of libraries.
     files: HashMap<Arc<str>, Option<SourceOfProcess>>,
-    kept: usize,
+    stored: usize,
     /// Lines of libraries that are recorded.
     lines: BTreeSet<(Arc<str>, u32)>,
     /// Bytes that may still be recorded.
@@ -53,35 +53,35 @@ impl SourceCollector {
         Self {
             read,
             files: HashMap::new(),
-            kept: 0,
+            stored: 0,
             lines: BTreeSet::new(),
             left: usize::try_from(most).map_or(MAX_TEXT, |most| most.min(MAX_TEXT)),
         }
     }
 
-    /// Returns the excerpts that a stack names for the first time.
-    pub(in crate::recording) fn excerpts(&mut self, stack: &Stack) -> Vec<SourceExcerpt> {
+    /// Returns the sections that a stack names for the first time.
+    pub(in crate::recording) fn sections(&mut self, stack: &Stack) -> Vec<SourceSection> {
         let node = stack.context.node.as_ref();
         let forward = node.and_then(|node| node.forward.as_ref());
         let forward = forward.iter().flat_map(|forward| &forward.frames);
         let frames = stack.frames.iter().chain(forward);
-        let mut excerpts = Vec::new();
+        let mut sections = Vec::new();
         for frame in frames {
             // Native code has a library, and generated code no file.
             let is_file = frame.library.is_none() && frame.file.ends_with(".py");
             if is_file && frame.line > 0 {
-                excerpts.extend(self.excerpt(&frame.file, frame.line));
+                sections.extend(self.section(&frame.file, frame.line));
             }
         }
-        excerpts
+        sections
     }
 
-    fn excerpt(&mut self, file: &Arc<str>, line: u32) -> Option<SourceExcerpt> {
+    fn section(&mut self, file: &Arc<str>, line: u32) -> Option<SourceSection> {
         let is_of_user = origin(file) == CodeOwner::User;
         if !self.files.contains_key(file) {
             let source = self.read(file)?;
             if is_of_user {
-                let whole = SourceExcerpt {
+                let whole = SourceSection {
                     file: Arc::clone(file),
                     first_line: 1,
                     is_whole: true,
@@ -90,7 +90,7 @@ impl SourceCollector {
                 };
                 return self.within_limits(whole);
             }
-            self.kept += source.text.len();
+            self.stored += source.text.len();
             self.files.insert(Arc::clone(file), Some(source));
         }
         let source = self.files.get(file)?.as_ref()?;
@@ -100,19 +100,19 @@ impl SourceCollector {
         let first_line = line.saturating_sub(CONTEXT).max(1);
         let lines = source.text.lines().skip(first_line as usize - 1);
         let lines: Vec<&str> = lines.take(2 * CONTEXT as usize + 1).collect();
-        let excerpt = SourceExcerpt {
+        let section = SourceSection {
             file: Arc::clone(file),
             first_line,
             is_whole: false,
             modified_ms: source.modified_ms,
             text: lines.join("\n"),
         };
-        self.within_limits(excerpt)
+        self.within_limits(section)
     }
 
     /// Reads a file for the first time. An unread one is not tried again.
     fn read(&mut self, file: &Arc<str>) -> Option<SourceOfProcess> {
-        if self.files.len() >= MAX_FILES || self.kept > MAX_KEPT {
+        if self.files.len() >= MAX_FILES || self.stored > MAX_STORED {
             return None;
         }
         self.files.insert(Arc::clone(file), None);
@@ -120,9 +120,9 @@ impl SourceCollector {
         (source.text.len() <= MAX_SOURCE).then_some(source)
     }
 
-    fn within_limits(&mut self, excerpt: SourceExcerpt) -> Option<SourceExcerpt> {
-        self.left = self.left.checked_sub(excerpt.text.len())?;
-        Some(excerpt)
+    fn within_limits(&mut self, section: SourceSection) -> Option<SourceSection> {
+        self.left = self.left.checked_sub(section.text.len())?;
+        Some(section)
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     fn a_file_of_the_user_is_recorded_once_and_a_library_by_its_lines() {
         let mut sources = collector(u64::MAX);
         const LIBRARY: &str = "/v/lib/python3.12/site-packages/torch/nn/functional.py";
-        let found = sources.excerpts(&stack(&[(LIBRARY, 50), ("/home/me/train.py", 9)]));
+        let found = sources.sections(&stack(&[(LIBRARY, 50), ("/home/me/train.py", 9)]));
         let shown: Vec<_> = found
             .iter()
             .map(|it| {
@@ -177,13 +177,13 @@ mod tests {
         assert_eq!(shown, expected);
         assert!(
             sources
-                .excerpts(&stack(&[(LIBRARY, 50), ("/home/me/train.py", 3)]))
+                .sections(&stack(&[(LIBRARY, 50), ("/home/me/train.py", 3)]))
                 .is_empty()
         );
-        assert_eq!(sources.excerpts(&stack(&[(LIBRARY, 2)]))[0].first_line, 1);
+        assert_eq!(sources.sections(&stack(&[(LIBRARY, 2)]))[0].first_line, 1);
         for other in ["<stdin>", "/x/missing.py", "/etc/passwd"] {
             assert!(
-                sources.excerpts(&stack(&[(other, 1)])).is_empty(),
+                sources.sections(&stack(&[(other, 1)])).is_empty(),
                 "{other}"
             );
         }
@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn a_recording_takes_no_more_text_than_it_may() {
         let mut sources = collector(1000);
-        let first = sources.excerpts(&stack(&[("/a.py", 1)]));
+        let first = sources.sections(&stack(&[("/a.py", 1)]));
         assert_eq!(first.len(), 1);
-        assert!(sources.excerpts(&stack(&[("/b.py", 1)])).is_empty());
+        assert!(sources.sections(&stack(&[("/b.py", 1)])).is_empty());
     }
 }

@@ -152,7 +152,10 @@ impl ProcessView {
         self.reasons.shown.explain(AttributionQuery::Nothing);
     }
 
-    pub(super) fn show(&mut self, snapshot: Snapshot, ledger: &Ledger) {
+    pub(super) fn show(&mut self, mut snapshot: Snapshot, ledger: &Ledger) {
+        for device in &mut snapshot.devices {
+            device.before_attach.is_being_read = self.baseline.is_reading();
+        }
         let snapshot = Arc::new(snapshot);
         self.saver.flush();
         if self.tensors.taking.is_some() {

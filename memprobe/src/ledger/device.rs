@@ -493,6 +493,7 @@ impl DeviceLedger {
                 known_blocks: self.before.blocks,
                 unseen_frees: self.before.unseen_frees,
                 unread: self.before.unread.clone(),
+                is_being_read: false,
                 labeled: None,
                 groups: Vec::new(),
             },

@@ -324,6 +324,8 @@ pub struct BeforeAttach {
     pub unseen_frees: u64,
     /// Reason that the blocks could not be read at attach; `None` if they were read or not tried.
     pub unread: Option<Arc<str>>,
+    /// True while the process's objects are being read. The ledger does not know it: its caller says so.
+    pub is_being_read: bool,
     /// Time at which the process's objects were last read; `None` if they were not.
     pub labeled: Option<TimeNs>,
     /// Live blocks with a label, by kind and owner, largest first.

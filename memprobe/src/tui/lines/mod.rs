@@ -36,7 +36,7 @@ use crate::view::{
 
 pub use graph::Capacity;
 use graph::{GraphEnd, GraphView};
-use rows::{LineData, LineKey, LineSubject};
+use rows::{BaselineObjects, LineData, LineKey, LineSubject};
 
 /// Minimum height for both the graph and source text beneath the table.
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
@@ -398,15 +398,19 @@ impl Content for LineList {
                 let place = fit_end(&place, least, cut);
                 format!("{place}  {source}")
             }
-            (LineSubject::BeforeAttach(None), _) if row.fold == Fold::Closed => {
+            (LineSubject::BeforeAttach(_), _) if row.fold == Fold::Closed => {
                 "live when memprobe attached: Enter opens what the process's objects say of it"
                     .to_owned()
             }
-            (LineSubject::BeforeAttach(None), _) if row.fold == Fold::Open => {
+            (LineSubject::BeforeAttach(_), _) if row.fold == Fold::Open => {
                 "live when memprobe attached: below is what the process's objects say of it"
                     .to_owned()
             }
-            (LineSubject::BeforeAttach(None), _) => {
+            (LineSubject::BeforeAttach(BaselineObjects::BeingRead), _) => {
+                "live when memprobe attached: the process's objects are being read to say what it is"
+                    .to_owned()
+            }
+            (LineSubject::BeforeAttach(BaselineObjects::Settled), _) => {
                 "live when memprobe attached: its lines are unknown".to_owned()
             }
             (LineSubject::BaselineKind(kind), _) => baseline_meaning(*kind).to_owned(),
@@ -416,7 +420,7 @@ impl Content for LineList {
                 let owner = fit_end(&baseline_owner(owner), least, cut);
                 format!("{owner}  {meaning}")
             }
-            (LineSubject::BeforeAttach(Some(unread)), _) => {
+            (LineSubject::BeforeAttach(BaselineObjects::NoBlocks(unread)), _) => {
                 let unread = clean(unread);
                 format!("live when memprobe attached, one row for all: {unread}")
             }

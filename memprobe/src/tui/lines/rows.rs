@@ -8,7 +8,7 @@ use super::callers::{self, Branch, BranchEnd};
 use super::{LineList, baseline};
 use crate::event::{Bytes, Frame};
 use crate::ledger::snapshot::{
-    BaselineKind, BaselineOwner, DeviceSnapshot, GrowthRate, LineRow, Site,
+    BaselineKind, BaselineOwner, BeforeAttach, DeviceSnapshot, GrowthRate, LineRow, Site,
 };
 use crate::view::table::{Cell, Direction};
 use crate::view::{
@@ -43,14 +43,33 @@ pub struct LineFigures {
     pub growth: Option<GrowthRate>,
 }
 
+/// Progress of reading the objects that hold memory from before attach.
+#[derive(Clone, PartialEq, Debug)]
+pub enum BaselineObjects {
+    /// The blocks are unknown, for this reason.
+    NoBlocks(Arc<str>),
+    BeingRead,
+    /// Read, or not to be read.
+    Settled,
+}
+
+impl BaselineObjects {
+    fn of(before: &BeforeAttach) -> Self {
+        match &before.unread {
+            Some(reason) => Self::NoBlocks(Arc::clone(reason)),
+            None if before.is_being_read => Self::BeingRead,
+            None => Self::Settled,
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Debug)]
 pub enum LineSubject {
     Site(Site),
     /// Branch: its chain, the reason of its end, and its number of forks.
     Branch(Direction, Vec<Frame>, Option<BranchEnd>, usize),
     Frame(Direction, Frame),
-    /// Memory from before attach, with the reason if its blocks are unknown.
-    BeforeAttach(Option<Arc<str>>),
+    BeforeAttach(BaselineObjects),
     BaselineKind(BaselineKind),
     BaselineOwner(BaselineKind, Arc<BaselineOwner>),
     Unaccounted,
@@ -264,7 +283,7 @@ fn other_rows(device: &DeviceSnapshot, query: &Query<LineKey>) -> Vec<RowOf<Line
     };
     push(
         LineKey::BeforeAttach,
-        LineSubject::BeforeAttach(before.unread.clone()),
+        LineSubject::BeforeAttach(BaselineObjects::of(before)),
         before.live.0.into(),
         Some(before.peak),
         before.live_blocks(),

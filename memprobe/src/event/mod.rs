@@ -8,6 +8,7 @@ pub mod bytes;
 mod capture_options;
 mod context;
 mod gpu;
+mod kv_cache;
 mod names;
 mod segments;
 mod target;
@@ -26,6 +27,7 @@ pub use budget::{CaptureChange, CaptureLevel, ProbeCost, TimeShare};
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
+pub use kv_cache::{KvCaches, KvGap, KvPool, KvRequest, KvUnit, PrivateFree};
 pub use names::{
     BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
 };
@@ -47,7 +49,7 @@ macro_rules! as_str {
         }
     )*};
 }
-as_str!(Action CudaMemoryKind Detail Grad MarkedPhase NoStack PoolSize PrivatePoolState TensorKind);
+as_str!(Action CudaMemoryKind Detail Grad KvUnit MarkedPhase NoStack PoolSize PrivatePoolState TensorKind);
 
 /// A process, as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]

@@ -65,7 +65,7 @@ pub use pickle::{
 pub use reader::Reader;
 pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
-pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
+pub(crate) use tensors::{BlockRecord, KvCachesRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.

@@ -9,6 +9,7 @@ pub mod cells;
 mod command;
 mod gpus;
 mod host;
+mod kv_cache;
 mod names;
 mod number;
 mod printable;
@@ -30,6 +31,7 @@ pub use host::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, doubtful_devices, driver_gap,
     process_state, rank, top_line_names,
 };
+pub use kv_cache::{kv_gap, kv_summary, kv_title, kv_unit, kv_usage, server_memory_words};
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
     named_stack, native_place, place, process, whole_frame,

@@ -156,6 +156,7 @@ fn at_peak(
         growth: None,
         returnable: None,
         measures: Vec::new(),
+        kv: None,
     }
 }
 

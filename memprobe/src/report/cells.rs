@@ -1,8 +1,9 @@
 //! Cells and rows that several reports have in common.
 
 use crate::event::{DeviceIndex, Frame};
-use crate::ledger::snapshot::{PurposeInfo, Site, SoftwareLayer};
+use crate::ledger::snapshot::{LineRow, PurposeInfo, Site, SoftwareLayer};
 pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
+use crate::view::line_pools;
 use crate::view::table::Cell;
 
 pub(super) fn file(site: Option<&Site>) -> Cell<'_> {
@@ -35,6 +36,18 @@ pub(super) fn node(site: Option<&Site>) -> Cell<'_> {
 
 pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
     Cell::list(frames.iter().map(frame))
+}
+
+/// Live bytes of a line by allocator; empty if no stack shows one.
+pub(super) fn pools(line: &LineRow) -> Cell<'static> {
+    let pools = line_pools(line);
+    if pools.is_empty() {
+        return Cell::Blank;
+    }
+    let pools = pools.into_iter();
+    let pools =
+        pools.map(|(name, live)| Cell::Object(vec![("name", name.into()), ("live", live.into())]));
+    Cell::List(pools.collect())
 }
 
 /// Kind of the row for all hidden ones.

@@ -14,7 +14,7 @@ use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{CodeOwner, origin_of};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site, Snapshot};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
-use crate::view::{BLOCKS, FileNames, gpu_fields};
+use crate::view::{BLOCKS, FileNames, gpu_fields, pool_words};
 
 fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
     columns![|row: HeldRow<'a>|
@@ -34,10 +34,13 @@ fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
         label("LINE") => row.site_name(),
         trail() => {
             let callers = row.line.map(shown_callers).unwrap_or_default();
-            Cell::list(callers.into_iter().map(|frame| format!("<- {}", row.names.frame(frame))))
+            let callers = callers.into_iter().map(|frame| format!("<- {}", row.names.frame(frame)));
+            Cell::list(row.line.and_then(pool_words).into_iter().chain(callers))
         },
         json("callers") => row.line.map(|line| cells::frames(callers(line))),
         json("node") => cells::node(row.site),
+        // Live bytes by the allocator that divides them, inferred from its native code.
+        json("pools") => row.line.map_or(Cell::Blank, cells::pools),
     ]
     .into()
 }

@@ -33,8 +33,8 @@ pub use host::{
 };
 pub use kv_cache::{kv_gap, kv_summary, kv_title, kv_unit, kv_usage, server_memory_words};
 pub use names::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
-    named_stack, native_place, place, process, whole_frame,
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, line_pools,
+    named_site, named_stack, native_place, place, pool_words, process, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use printable::PrintableWriter;

@@ -114,6 +114,7 @@ pub const PURE_FILES: &[&str] = &[
     "cuda/checkpoint/failure.rs",
     "cuda/checkpoint/steps.rs",
     "cuda/identity.rs",
+    "cuda/pools.rs",
     "torch/names.rs",
 ];
 
@@ -202,6 +203,7 @@ pub const MODULES: &[Module] = &[
         name: "view",
         uses: &[
             "event",
+            "cuda::pools",
             "ledger::snapshot",
             "tensors",
             "attribution::tables",

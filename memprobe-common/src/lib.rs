@@ -30,7 +30,7 @@ pub mod record {
     /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request. A
     /// [`super::ShapeRecord`] follows as for a block.
     pub const OUT_OF_MEMORY: u8 = 2;
-    /// [`super::CudaRecord`]: a function of CUDA that manages memory returned success.
+    /// [`super::CudaRecord`]: a function of CUDA that manages memory returned success, or found no memory.
     pub const CUDA_CALL: u8 = 3;
     /// [`super::CudaStackRecord`]: as [`CUDA_CALL`], with a piece of the thread's stack.
     pub const CUDA_CALL_WITH_STACK: u8 = 4;
@@ -98,7 +98,7 @@ pub const DEVICE_TYPE_CUDA: u8 = 1;
 /// The device byte of records that cannot know their device.
 pub const DEVICE_UNKNOWN: u8 = 0xff;
 
-/// A call of a function of CUDA that succeeded: the outermost one, if such functions call each
+/// A call of a function of CUDA that succeeded or found no memory: the outermost one, if such functions call each
 /// other. The meaning of the numbers depends on the function; user space knows it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,8 +115,9 @@ pub struct CudaRecord {
     pub tid: u32,
     /// Process, in the initial PID namespace.
     pub tgid: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Its result: 0, or [`CudaRecord::OUT_OF_MEMORY`] of a function with [`CudaCookie::wants_stack`]. Nothing was
+    /// written then: [`Self::out`] and [`Self::second_out`] are zeroes.
+    pub error: u32,
     /// `bpf_ktime_get_ns`, when it returned.
     pub time_ns: u64,
     /// `bpf_ktime_get_ns`, when it was entered. A free takes effect after this time.
@@ -144,6 +145,12 @@ pub struct CudaRecord {
 impl CudaRecord {
     /// [`Self::context`] of `cuCtxSetCurrent(NULL)`, which takes a context off the thread's stack.
     pub const NO_CONTEXT: u64 = u64::MAX;
+
+    /// `cudaErrorMemoryAllocation` (driver_types.h) and `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h), which are the same.
+    pub const OUT_OF_MEMORY: u32 = 2;
+
+    /// Most records of failed calls that a process sends in a second.
+    pub const MAX_FAILURES_PER_SECOND: u64 = 32;
 }
 
 /// Most bytes of a thread's stack that a record has.
@@ -669,14 +676,16 @@ pub mod counter {
     pub const PROCESSES_REFUSED: u32 = 3;
     /// Events of threads for which the map of threads was full: their calls or stacks are unknown.
     pub const THREADS_REFUSED: u32 = 4;
-    /// The key of one process's losses of [`EVENTS_LOST`] or [`STACKS_LOST`].
+    /// Failed calls of CUDA beyond [`super::CudaRecord::MAX_FAILURES_PER_SECOND`], which were not sent.
+    pub const FAILURES_NOT_SENT: u32 = 5;
+    /// The key of one process's losses of [`EVENTS_LOST`] or [`STACKS_LOST`], or of its [`FAILURES_NOT_SENT`].
     #[must_use]
     pub const fn of_process(tgid: u32, index: u32) -> u64 {
         (index as u64) << 32 | tgid as u64
     }
 
     /// Number of counters.
-    pub const COUNT: u32 = 5;
+    pub const COUNT: u32 = 6;
 }
 
 const _: () = {

@@ -2,7 +2,8 @@
 //! and one for all returns, told apart by the cookies of their probes.
 //!
 //! These functions call each other: the runtime calls the driver, and its own functions too. Only the outermost
-//! call of an allocation is sent, and only if it succeeds. User space knows the meaning of the arguments.
+//! call of an allocation is sent, and only if it succeeds or finds no memory. User space knows the meaning of the
+//! arguments.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::macros::{uprobe, uretprobe};
@@ -11,13 +12,13 @@ use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, 
 
 use crate::context::{Caller, Entry as _, Registers as _, now_ns};
 use crate::diagnostic;
-use crate::maps::{CALLS, RECORDS};
+use crate::maps::{CALLS, FAILURES, RECORDS};
 use crate::process::{self, is_watched};
 use crate::python::walk;
 use crate::read::{user_bytes, user_word, user_words};
 use crate::ring::count_loss;
 use crate::stack;
-use crate::state::PendingCall;
+use crate::state::{Budget, PendingCall};
 
 /// A function of CUDA is entered.
 #[uprobe]
@@ -105,6 +106,7 @@ fn outer_call(caller: Caller, stack_pointer: u64) -> Option<&'static mut Pending
 
 /// A function of CUDA returns.
 #[uretprobe]
+#[inline(always)]
 pub fn cuda_return(ctx: RetProbeContext) -> u32 {
     let caller = Caller::current();
     let stack_pointer = ctx.stack_pointer();
@@ -116,18 +118,59 @@ pub fn cuda_return(ctx: RetProbeContext) -> u32 {
         return 0;
     }
     // Both APIs return an int that is 0 for success.
-    if ctx.ret::<u64>() as u32 == 0 {
+    let error = ctx.ret::<u64>() as u32;
+    let is_sent = if error == 0 {
         complete(&mut call.record);
+        true
+    } else {
+        is_failure(&call.record, error) && spend(caller.tgid)
+    };
+    if is_sent {
+        call.record.time_ns = now_ns();
+        call.record.error = error;
         send(caller, &mut call.record, stack_pointer, ctx.frame_pointer());
     }
     let _ = CALLS.remove(&caller.tid);
     0
 }
 
+/// Returns whether a call asked for memory and found none.
+#[inline(always)]
+fn is_failure(call: &CudaRecord, error: u32) -> bool {
+    error == CudaRecord::OUT_OF_MEMORY && call.wants_stack != 0
+}
+
+/// Returns whether a process may send another failed call in this second, and counts it if not: a program may ask
+/// again and again.
+#[inline(always)]
+fn spend(tgid: u32) -> bool {
+    let second = now_ns() / 1_000_000_000;
+    let Some(budget) = FAILURES.get_ptr_mut(&tgid) else {
+        let first = Budget {
+            second,
+            requested: 1,
+        };
+        return FAILURES.insert(&tgid, &first, 0).is_ok();
+    };
+    // SAFETY: a map value. Other threads of the process may change it in between: a few records more or fewer.
+    let requested = unsafe {
+        if (*budget).second != second {
+            (*budget).second = second;
+            (*budget).requested = 0;
+        }
+        (*budget).requested += 1;
+        (*budget).requested
+    };
+    if requested > CudaRecord::MAX_FAILURES_PER_SECOND {
+        count_loss(counter::FAILURES_NOT_SENT);
+        return false;
+    }
+    true
+}
+
 /// Reads the results of the call.
 #[inline(always)]
 fn complete(call: &mut CudaRecord) {
-    call.time_ns = now_ns();
     let out = call.args[0];
     // Most functions write one word. The words behind it mean nothing then, and may not be mapped.
     call.out = match user_words(out) {

@@ -103,6 +103,12 @@ fn log(kind: u32, detail: u64) -> u64 {
                 "no memory for thread {} of process {}: the map of threads is full", tid, tgid
             );
         }
+        counter::FAILURES_NOT_SENT => {
+            debug!(
+                &(),
+                "left out a failed call of CUDA of process {}: it has too many", tgid
+            );
+        }
         kind::NOT_WATCHED => {
             debug!(
                 &(),

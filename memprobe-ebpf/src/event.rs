@@ -29,6 +29,7 @@ pub struct Event<'a> {
 
 /// One of the functions is entered.
 #[uprobe]
+#[inline(always)]
 pub fn event_with_stack(ctx: ProbeContext) -> u32 {
     let kind = ctx.cookie();
     if !is_relevant(kind, &ctx) {

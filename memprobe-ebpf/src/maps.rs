@@ -43,6 +43,10 @@ pub static NEW_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
 #[map]
 pub static CALLS: LruHashMap<u32, PendingCall> = LruHashMap::with_max_entries(8192, 0);
 
+/// Failed calls of CUDA that each process has sent in this second, by tgid. An evicted entry lets it send more.
+#[map]
+pub static FAILURES: LruHashMap<u32, Budget> = LruHashMap::with_max_entries(1024, 0);
+
 /// Stack hashes whose frames were sent. An evicted one costs sending it again.
 #[map]
 pub static SENT_STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(65536, 0);

@@ -21,7 +21,7 @@ use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, diagnostics, report_modules,
 use crate::read::user_word;
 use crate::ring::count_loss;
 use crate::scratch;
-use crate::state::{SENT, Thread, WINDOW};
+use crate::state::{C_WINDOW, DATA_WINDOW, SENT, Thread};
 use crate::thread_local::thread_pointer;
 use crate::verifier::{checkpoint, hide, may_leave, round};
 
@@ -29,9 +29,17 @@ use crate::verifier::{checkpoint, hide, may_leave, round};
 /// function can lie on either side.
 const BEFORE_CFRAME: u64 = 256;
 
+/// The first version with frames on the C stack (`entry_frame` of `_PyEval_EvalFrameDefault`,
+/// Python/ceval.c@v3.12.0). Before it, a window there would hold nothing but the `_PyCFrame`.
+const FRAMES_ON_C_STACK: u32 = 0x030c;
+
 /// Bytes above the stack pointer in which an address still counts as on the C stack. Wrong guesses cost
 /// a read, never a frame.
 const C_STACK_REACH: u64 = 1 << 20;
+
+/// Bytes of the interpreter's data stack that are mapped together (`DATA_STACK_CHUNK_SIZE`,
+/// Python/pystate.c@v3.11.0).
+const CHUNK: u64 = 16384;
 
 /// Bytes of the smallest page on x86-64.
 const PAGE: u64 = 4096;
@@ -47,22 +55,10 @@ const OB_TYPE: u64 = 8;
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
 
-/// The last offset in a window at which a frame's header may begin.
-const LAST: u64 = (WINDOW - FRAME_HEADER) as u64;
-
-/// The Python stack of a thread.
-enum PythonStack {
-    /// Hash of its frames.
-    Frames(u64),
-    /// The thread state runs no Python. The `GraphTask` that the thread works for, or 0.
-    NoFrames(u64),
-    /// The thread has no Python thread state.
-    NoThreadState,
-    /// Memory of the interpreter could not be read.
-    Unreadable,
-    /// The ring buffer had no space for its frames.
-    Lost,
-}
+/// The last offsets in the two windows at which a frame's header may begin. The first window is never full, so that a
+/// mask can bound its length for the verifier.
+const LAST_IN_DATA: u64 = (DATA_WINDOW - FRAME_HEADER - 8) as u64;
+const LAST_IN_C: u64 = (C_WINDOW - FRAME_HEADER) as u64;
 
 /// The stack of an event, as records carry it.
 #[derive(Clone, Copy)]
@@ -77,6 +73,8 @@ impl StackField {
     /// For events without a stack.
     pub const NONE: Self = Self::without_stack(stack_state::NONE);
 
+    /// The word is written here too: 5.15 refuses a program that loads a number which it stored on other paths only, and
+    /// the compiler makes one if a variant of an enum has no number.
     const fn without_stack(state: u8) -> Self {
         Self { state, word: 0 }
     }
@@ -89,20 +87,6 @@ impl StackField {
             stack_state::NO_FRAMES => self.word != 0,
             _ => false,
         }
-    }
-}
-
-impl From<PythonStack> for StackField {
-    #[inline(always)]
-    fn from(stack: PythonStack) -> Self {
-        let (state, word) = match stack {
-            PythonStack::Frames(hash) => (stack_state::PYTHON, hash),
-            PythonStack::NoFrames(graph_task) => (stack_state::NO_FRAMES, graph_task),
-            PythonStack::NoThreadState => (stack_state::NO_THREAD_STATE, 0),
-            PythonStack::Unreadable => (stack_state::UNREADABLE, 0),
-            PythonStack::Lost => (stack_state::LOST, 0),
-        };
-        Self { state, word }
     }
 }
 
@@ -139,14 +123,12 @@ pub fn walk_in(
     let Some(thread) = thread else {
         return StackField::without_stack(stack_state::UNREADABLE);
     };
-    let walked = walk_thread(thread, process, caller, stack_pointer).unwrap_or_else(|no_stack| {
-        match no_stack {
-            PythonStack::NoThreadState => diagnostic::no_thread_state(),
-            _ => diagnostic::unreadable_stack(),
-        }
-        no_stack
-    });
-    let StackField { state, word } = walked.into();
+    let StackField { state, word } = walk_thread(thread, process, caller, stack_pointer);
+    match state {
+        stack_state::NO_THREAD_STATE => diagnostic::no_thread_state(),
+        stack_state::UNREADABLE => diagnostic::unreadable_stack(),
+        _ => {}
+    }
     StackField {
         state: hide(thread, state.into()) as u8,
         word: hide(thread, word),
@@ -159,20 +141,26 @@ fn walk_thread(
     process: &ProcessConfig,
     caller: Caller,
     stack_pointer: u64,
-) -> Result<PythonStack, PythonStack> {
+) -> StackField {
     let config = &process.python;
-    let top = top_frame(config, thread)?;
+    thread.node = 0;
+    let top = match top_frame(config, thread) {
+        Ok(top) => top,
+        Err(state) => return StackField::without_stack(state),
+    };
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
+    if top == 0 {
+        return StackField {
+            state: stack_state::NO_FRAMES,
+            word: autograd::read_engine_state(process, thread),
+        };
+    }
     let grad = autograd::grad(process, thread);
     let grad = hide(thread, grad.into());
     let seed = mix(u64::from(caller.tgid) | grad << 32, generation);
     let module_call = hide(thread, module_call(process));
     let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer, module_call);
-    if count == 0 {
-        let graph_task = autograd::current_graph_task(process, thread);
-        return Ok(PythonStack::NoFrames(graph_task));
-    }
     let head = StackHead {
         kind: record::STACK,
         truncated: u8::from(rest != 0),
@@ -182,7 +170,13 @@ fn walk_thread(
         hash,
         module_call,
     };
-    Ok(send_once(thread, count, head))
+    match send_once(thread, count, head) {
+        stack_state::PYTHON => StackField {
+            state: stack_state::PYTHON,
+            word: hash,
+        },
+        state => StackField::without_stack(state),
+    }
 }
 
 /// The code object in which every call of a module runs, or a value that no frame has.
@@ -199,9 +193,10 @@ fn module_call(process: &ProcessConfig) -> u64 {
     }
 }
 
-/// Finds the current thread's innermost frame, and sets the windows as they stand after that.
+/// Finds the current thread's innermost frame, 0 if it runs no Python, and sets the windows as they stand after that.
+/// The error is one of [`stack_state`].
 #[inline(always)]
-fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonStack> {
+fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
     thread.data_window = NO_WINDOW;
     thread.c_window = NO_WINDOW;
     thread.window = NO_WINDOW;
@@ -216,7 +211,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonSt
         // SAFETY: as above.
         if !unsafe { read(window, THREAD_STATE as u32, state) } {
             thread.state = 0;
-            return Err(PythonStack::Unreadable);
+            return Err(stack_state::UNREADABLE);
         }
         thread.state = state;
         thread.graph_task = 0;
@@ -234,18 +229,20 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonSt
         let runs_nothing = config.ts_base_frame != PythonConfig::NONE && pointer == base;
         return Ok(if runs_nothing { 0 } else { pointer });
     }
-    let base = pointer - BEFORE_CFRAME;
-    // SAFETY: the second window is WINDOW bytes.
-    unsafe {
-        let second = window.add(WINDOW);
-        if read(second, WINDOW as u32, base) {
-            let frame = field(second.add(BEFORE_CFRAME as usize), config.cframe_current);
-            thread.c_window = base;
-            return Ok(frame);
+    if config.version >= FRAMES_ON_C_STACK {
+        let base = pointer - BEFORE_CFRAME;
+        // SAFETY: the second window is C_WINDOW bytes.
+        unsafe {
+            let second = window.add(DATA_WINDOW);
+            if read(second, C_WINDOW as u32, base) {
+                let frame = field(second.add(BEFORE_CFRAME as usize), config.cframe_current);
+                thread.c_window = base;
+                return Ok(frame);
+            }
         }
     }
     let at = pointer + u64::from(config.cframe_current);
-    user_word(at).ok_or(PythonStack::Unreadable)
+    user_word(at).ok_or(stack_state::UNREADABLE)
 }
 
 /// Reads a word of a structure that lies at `base` of a window.
@@ -261,9 +258,9 @@ unsafe fn field(base: *const u8, offset: u16) -> u64 {
 
 /// The current thread's `PyThreadState`, by the steps in the configuration.
 #[inline(always)]
-fn find_state(config: &PythonConfig) -> Result<u64, PythonStack> {
+fn find_state(config: &PythonConfig) -> Result<u64, u8> {
     let Some(thread_pointer) = thread_pointer() else {
-        return Err(PythonStack::Unreadable);
+        return Err(stack_state::UNREADABLE);
     };
     let [first, second, third] = config.tss_steps;
     let mut at = thread_pointer.wrapping_add_signed(first.into());
@@ -278,14 +275,14 @@ fn find_state(config: &PythonConfig) -> Result<u64, PythonStack> {
 
 /// The pointer at `at`, if the thread has one there.
 #[inline(always)]
-fn follow(at: u64) -> Result<u64, PythonStack> {
+fn follow(at: u64) -> Result<u64, u8> {
     /// Stands for a block of thread-local storage that the thread has not used
     /// (`TLS_DTV_UNALLOCATED`, sysdeps/generic/dl-dtv.h in glibc).
     const UNALLOCATED: u64 = u64::MAX;
     match user_word(at) {
-        Some(0 | UNALLOCATED) => Err(PythonStack::NoThreadState),
+        Some(0 | UNALLOCATED) => Err(stack_state::NO_THREAD_STATE),
         Some(pointer) => Ok(pointer),
-        None => Err(PythonStack::Unreadable),
+        None => Err(stack_state::UNREADABLE),
     }
 }
 
@@ -313,7 +310,9 @@ fn collect(
         // Read back from the map, so that the verifier knows the same of it whichever window was found.
         // SAFETY: fields of a map value.
         let base = unsafe { (&raw const thread.window).read_volatile() };
-        if frame.wrapping_sub(base) > LAST {
+        // SAFETY: as above.
+        let last = unsafe { (&raw const thread.last).read_volatile() };
+        if frame.wrapping_sub(base) > last {
             find_window(config, thread, frame, stack_pointer);
         }
         checkpoint();
@@ -323,7 +322,7 @@ fn collect(
         // SAFETY: `at` is within the two windows, a field within a frame's header, and behind the
         // windows lie 2 * FRAME_HEADER bytes; `count` is below FRAME_CAPACITY. The masks say so.
         unsafe {
-            let base = windows.add((at & 0xff8) as usize);
+            let base = windows.add((at & 0x1ff8) as usize);
             let code = header(base, config.f_code) & CODE_ADDRESS;
             let instr = header(base, config.f_instr);
             let owner = *base.add((config.f_owner & 0x7f) as usize);
@@ -348,45 +347,82 @@ fn collect(
 #[inline(always)]
 fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_pointer: u64) {
     let first = thread.windows.as_mut_ptr();
-    let second = first.wrapping_add(WINDOW);
-    if frame.wrapping_sub(thread.data_window) <= LAST {
-        select_window(thread, thread.data_window, thread.data_window);
-    } else if frame.wrapping_sub(thread.c_window) <= LAST {
-        select_window(thread, thread.c_window, thread.c_window - WINDOW as u64);
+    let second = first.wrapping_add(DATA_WINDOW);
+    if frame.wrapping_sub(thread.data_window) <= thread.last_in_data {
+        select_window(thread, thread.data_window, thread.last_in_data, thread.data_window);
+    } else if frame.wrapping_sub(thread.c_window) <= LAST_IN_C {
+        select_c_window(thread, thread.c_window);
     } else if frame.wrapping_sub(stack_pointer) < C_STACK_REACH {
         thread.c_window = frame;
-        let origin = frame - WINDOW as u64;
-        select_window(thread, frame, origin);
-        // SAFETY: the second window is WINDOW bytes.
+        select_c_window(thread, frame);
+        // SAFETY: the second window is C_WINDOW bytes.
         unsafe {
-            if !read(second, WINDOW as u32, frame) {
+            if !read(second, C_WINDOW as u32, frame) {
                 thread.c_window = NO_WINDOW;
-                select_window(thread, NO_WINDOW, origin);
+                select_window(thread, NO_WINDOW, 0, frame - DATA_WINDOW as u64);
                 read_alone(thread, second, config, frame);
             }
         }
     } else {
-        // Not below the frame's own page: the page before may not be mapped, and a read that
-        // faults costs more than all others together.
-        let base = frame.wrapping_sub(LAST).max(frame & !(PAGE - 1));
-        thread.data_window = base;
-        select_window(thread, base, base);
-        // SAFETY: the first window is WINDOW bytes.
-        unsafe {
-            if !read(first, WINDOW as u32, base) {
-                thread.data_window = NO_WINDOW;
-                select_window(thread, NO_WINDOW, frame - LAST);
-                read_alone(thread, first.add(LAST as usize), config, frame);
-            }
-        }
+        read_data_window(config, thread, frame);
     }
 }
 
+/// Reads the part of the data stack up to the end of a frame's header. Not below the frame's own page, unless a page
+/// further down was read before: the page may not be mapped, and a read that faults costs more than all others together.
 #[inline(always)]
-fn select_window(thread: &mut Thread, window: u64, origin: u64) {
+fn read_data_window(config: &PythonConfig, thread: &mut Thread, frame: u64) {
+    let first = thread.windows.as_mut_ptr();
+    let page = frame & !(PAGE - 1);
+    let lowest = thread.lowest_page;
+    let reach = frame.wrapping_sub(LAST_IN_DATA);
+    let mut is_near = page.wrapping_sub(lowest) < CHUNK;
+    let mut base = reach.max(if is_near { lowest } else { page });
+    // SAFETY: the first window is DATA_WINDOW bytes.
+    let mut covers = unsafe { read_up_to(first, base, frame) };
+    if !covers && is_near {
+        is_near = false;
+        base = reach.max(page);
+        // SAFETY: as above.
+        covers = unsafe { read_up_to(first, base, frame) };
+    }
+    if !is_near {
+        thread.lowest_page = page;
+    }
+    thread.data_window = base;
+    thread.last_in_data = frame - base;
+    select_window(thread, base, frame - base, base);
+    if !covers {
+        thread.data_window = NO_WINDOW;
+        select_window(thread, NO_WINDOW, 0, frame - LAST_IN_DATA);
+        // SAFETY: FRAME_HEADER bytes of the first window, and the second one, follow.
+        unsafe { read_alone(thread, first.add(LAST_IN_DATA as usize), config, frame) };
+    }
+}
+
+/// Reads what lies between `base` and the end of a frame's header.
+///
+/// # Safety
+/// `into` is followed by DATA_WINDOW bytes of the map value.
+#[inline(always)]
+unsafe fn read_up_to(into: *mut u8, base: u64, frame: u64) -> bool {
+    const LENGTHS: u64 = DATA_WINDOW as u64 - 1;
+    let length = (frame - base + FRAME_HEADER as u64) & LENGTHS;
+    // SAFETY: the caller's promise, and the mask.
+    unsafe { read(into, length as u32, base) }
+}
+
+#[inline(always)]
+fn select_c_window(thread: &mut Thread, window: u64) {
+    select_window(thread, window, LAST_IN_C, window - DATA_WINDOW as u64);
+}
+
+#[inline(always)]
+fn select_window(thread: &mut Thread, window: u64, last: u64, origin: u64) {
     // SAFETY: fields of a map value. Volatile, so that they do go through the map.
     unsafe {
         (&raw mut thread.window).write_volatile(window);
+        (&raw mut thread.last).write_volatile(last);
         (&raw mut thread.origin).write_volatile(origin);
     }
 }
@@ -445,19 +481,19 @@ pub fn mix(hash: u64, word: u64) -> u64 {
     product ^ (product >> 29)
 }
 
-/// Sends the stack unless it was sent before.
+/// Sends the stack unless it was sent before. Returns one of [`stack_state`]: `PYTHON` if user space has it, or will.
 #[inline(always)]
-fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack {
+fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> u8 {
     let hash = head.hash;
     let sent = &mut thread.sent[hash as usize & (SENT - 1)];
     // Never 0, the initial value of a slot.
     let high = (hash >> 32) as u32 | 1;
     if *sent == high {
-        return PythonStack::Frames(hash);
+        return stack_state::PYTHON;
     }
     if SENT_STACKS.get_ptr(&hash).is_some() {
         *sent = high;
-        return PythonStack::Frames(hash);
+        return stack_state::PYTHON;
     }
     if diagnostics() != 0 && thread.unreadable_frame != 0 {
         diagnostic::unreadable_frame(thread.unreadable_frame);
@@ -488,7 +524,7 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
     }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();
     if bytes > size_of_val(&thread.stack) {
-        return PythonStack::Unreadable;
+        return stack_state::UNREADABLE;
     }
     // SAFETY: the first `bytes` of the map value's stack record.
     let record =
@@ -499,8 +535,8 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
         .is_err()
     {
         count_loss(counter::STACKS_LOST);
-        return PythonStack::Lost;
+        return stack_state::LOST;
     }
     let _ = SENT_STACKS.insert(&hash, &1, 0);
-    PythonStack::Frames(hash)
+    stack_state::PYTHON
 }

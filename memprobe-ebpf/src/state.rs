@@ -2,9 +2,12 @@
 
 use memprobe_common::{CudaRecord, FRAME_HEADER, ShapeRecord, StackRecord, counter};
 
-/// Bytes of one window into the target's memory. Up to this size a read costs the same whatever
-/// its size, so one read of a window serves all the frames that lie in it.
-pub const WINDOW: usize = 2048;
+/// Most bytes of the window into the interpreter's data stack. It ends with the header of the frame that it was read
+/// for: callers lie at lower addresses. One read serves all the frames in it.
+pub const DATA_WINDOW: usize = 4096;
+
+/// Bytes of the window into the C stack. Few frames lie there, and a longer window may reach beyond the stack's end.
+pub const C_WINDOW: usize = 2048;
 
 /// Sent stacks that are remembered with a thread: of a large model each line has as many as the
 /// model has layers.
@@ -31,29 +34,42 @@ pub struct Thread {
     pub graph_task: u64,
     /// Address of its variable with the node that it evaluates, or 0.
     pub evaluating_node: u64,
+    /// The node that it evaluates, with [`Self::NODE_READ`], if the walk of its stack in this event has read it; else 0.
+    pub node: u64,
     /// Its evaluations of nodes of autograd's graph.
     pub evaluations: Evaluations,
     /// Address of its variable with autograd's modes, or 0.
     pub autograd_state: u64,
     /// The address that the first window was read from, or `NO_WINDOW`.
     pub data_window: u64,
+    /// The last offset in the first window at which a frame's header may begin.
+    pub last_in_data: u64,
     /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather
     /// than in registers because the verifier takes what lies in a map for unknown, and then need
     /// not follow each combination of known and unknown through the loop.
     pub c_window: u64,
     /// The address of the window in which frames are looked for first, or `NO_WINDOW`.
     pub window: u64,
+    /// The last offset in that window at which a frame's header may begin.
+    pub last: u64,
     /// The address that corresponds to the start of `windows`, for the frame's window.
     pub origin: u64,
+    /// The lowest page of a chunk of the interpreter's data stack that this thread's frames were read from, or 0.
+    pub lowest_page: u64,
     /// The last frame that the walk could not read, or 0. Only for diagnostics.
     pub unreadable_frame: u64,
     /// Slot for `verifier::hide`.
     pub hidden: u64,
     /// Two windows (frames on the data stack, frames on the C stack), and space behind them for
     /// the widest field of a frame at the very end.
-    pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],
+    pub windows: [u8; DATA_WINDOW + C_WINDOW + 2 * FRAME_HEADER],
     /// The stack being built.
     pub stack: StackRecord,
+}
+
+impl Thread {
+    /// A bit that no address of a node has.
+    pub const NODE_READ: u64 = 1;
 }
 
 /// Evaluations of nodes of autograd's graph by a thread.
@@ -123,12 +139,12 @@ pub mod diagnostic_kind {
     pub const COUNT: u32 = counter::COUNT + 6;
 }
 
-/// Lines of one kind of diagnostic in a second.
+/// Messages in a second: lines of one kind of diagnostic, or failed calls of a process.
 #[repr(C)]
 pub struct Budget {
     /// The second of `CLOCK_MONOTONIC`.
     pub second: u64,
-    /// Lines that were requested in it.
+    /// Messages that were requested in it.
     pub requested: u64,
 }
 

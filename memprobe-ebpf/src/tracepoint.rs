@@ -20,6 +20,7 @@ type RegisterValues = [u64; 16];
 /// `pytorch:malloc(ptr, device, size, stream)` or `pytorch:free(ptr)`
 /// (c10/cuda/CUDACachingAllocator.cpp@v2.6.0). A size means that a block was handed out.
 #[uprobe]
+#[inline(always)]
 pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
     let caller = Caller::current();
     let Some(process) = watched(caller) else {

@@ -1,4 +1,8 @@
 //! Aids for the kernel's verifier.
+//!
+//! Programs with a walk are `#[inline(always)]`: the compiler otherwise leaves a program of more than some 3,000
+//! instructions as a function that the program's entry calls. User space finds loops in the program alone
+//! (`memprobe/src/probe/open_loops.rs`), and a program that other programs go on in has only half of the stack then.
 
 use core::arch::asm;
 

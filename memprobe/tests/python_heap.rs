@@ -76,12 +76,12 @@ impl HeapReader for WantedPaths<'_> {
         &self,
         image: &Image<ProcessMemory>,
         moment: &mut HeapScan,
-        (): &(),
+        (): &mut (),
     ) -> Vec<String> {
         paths_of(self.0, image, moment)
     }
 
-    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, (): &()) {
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, (): &mut ()) {
         paths_of(self.0, image, moment);
     }
 }

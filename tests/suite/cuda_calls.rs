@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start, truth};
+use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start, start_command, truth};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
 use serde_json::Value;
@@ -124,6 +124,80 @@ fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
         let seen = Seen::of(&environment, cuda, &program);
         seen.assert_right();
     }
+}
+
+#[test]
+fn requests_without_memory_are_events_with_bytes_and_device() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    for (cuda, cudart) in &every_build() {
+        let program = cuda.program("no_memory", *cudart, &[]);
+        let seen = Seen::of(&environment, cuda, &program);
+        seen.assert_right();
+        let failed: Vec<_> = seen
+            .events
+            .iter()
+            .filter(|event| event.action == "cuda_oom")
+            .collect();
+        let functions: Vec<_> = failed
+            .iter()
+            .filter_map(|event| event.function.as_deref())
+            .collect();
+        // The runtime within a program has no name; what it asks of the driver has.
+        let expected = match cudart {
+            Cudart::Dynamic => ["cudaMalloc", "cuMemCreate", "cudaMallocPitch"],
+            Cudart::Static => ["cuMemAlloc_v2", "cuMemCreate", "cuMemAllocPitch_v2"],
+        };
+        assert_eq!(functions, expected);
+        for event in &failed {
+            assert_eq!(event.size, Some(1 << 50), "{event:?}");
+            assert_eq!(event.addr, None, "{event:?}");
+            assert_eq!(event.device, Some(0), "{event:?}");
+        }
+        assert_ne!(failed[2].tid, failed[0].tid, "another thread asked");
+    }
+}
+
+#[test]
+fn a_program_that_fails_again_and_again_does_not_flood_the_recording() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    const COUNT: u64 = 20_000;
+    let cuda = Cuda::build(Entries::Push);
+    let program = cuda.program("no_memory", Cudart::Dynamic, &[]);
+    let folder = tempdir().expect("a folder for the recording");
+    let file = folder.path().join("trace.mprb");
+    let go = cuda.file("go");
+    let mut command = std::process::Command::new(program);
+    let running = start_command({
+        command.arg(&go).arg(COUNT.to_string());
+        command
+    });
+    let recording = environment.record(running.pid(), &file, &[]);
+    std::fs::write(&go, "").expect("the program can be told to go");
+    running.finish().succeeded();
+    let recorded = recording.finish();
+    let events = environment.events(&file);
+    let failed: Vec<_> = events
+        .iter()
+        .filter(|event| event.action == "cuda_oom")
+        .collect();
+    let ends = [failed.first(), failed.last()].map(|event| event.expect("an event").time_ns);
+    let seconds = (ends[1] - ends[0]) / 1_000_000_000 + 2;
+    let count = u64::try_from(failed.len()).expect("a number");
+    assert!(
+        count <= 32 * seconds && count < COUNT,
+        "{count} in {seconds} s"
+    );
+    assert!(
+        recorded
+            .stderr
+            .contains("failed calls of CUDA are not recorded"),
+        "{}",
+        recorded.stderr
+    );
 }
 
 #[test]
@@ -254,7 +328,7 @@ fn code_without_frame_pointers_has_native_stacks_with_lines() {
         for event in seen
             .events
             .iter()
-            .filter(|event| event.action == "cuda_alloc")
+            .filter(|event| event.action == "cuda_alloc" && event.size != Some(0))
         {
             let functions: Vec<_> = event
                 .native

@@ -21,6 +21,11 @@ struct Recorded {
     events: Vec<Event>,
 }
 
+/// True for a context itself, which has no bytes of its own.
+fn is_context(event: &Event) -> bool {
+    event.space.as_deref() == Some("context")
+}
+
 impl Recorded {
     fn of(
         environment: &TestEnvironment,
@@ -47,7 +52,7 @@ impl Recorded {
     fn live(&self) -> BTreeMap<String, u64> {
         let kinds = truth(&self.program).into_keys();
         let mut live: BTreeMap<String, u64> = kinds.map(|kind| (kind, 0)).collect();
-        for event in &self.events {
+        for event in self.events.iter().filter(|event| !is_context(event)) {
             let kind = event.space.as_deref().expect("a call into CUDA has one");
             let size = event.size.unwrap_or(0);
             let bytes = live.get_mut(kind).expect("a kind that the program knows");
@@ -79,7 +84,7 @@ impl Recorded {
         let given = self
             .events
             .iter()
-            .filter(|event| event.action == "cuda_alloc");
+            .filter(|event| event.action == "cuda_alloc" && !is_context(event));
         given
             .map(|event| (event.size.expect("a size"), event.device))
             .collect()

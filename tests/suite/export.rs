@@ -2,74 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
 
 use memprobe_tests::environment::TestEnvironment;
-use memprobe_tests::process::Background;
 use memprobe_tests::protobuf::ProtoMessage;
+use memprobe_tests::recorded_training::{RecordedTraining, text};
 use serde_json::Value;
-use tempfile::TempDir;
-
-/// A recording of a training loop.
-struct Recorded {
-    folder: TempDir,
-}
-
-impl Recorded {
-    fn training(environment: &TestEnvironment) -> Self {
-        let pytorch = environment.pytorch();
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut command = environment.memprobe();
-        command.args(["record", "-q", "--detail", "tensors", "-o"]);
-        command.arg(folder.path().join("trace.json"));
-        command.arg("--").arg(pytorch.python());
-        command.args(["mlp_adam.py", "--hidden", "256"]);
-        pytorch.settle(&mut command);
-        Background::start(&mut command).finish().succeeded();
-        Self { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn trace(&self) -> PathBuf {
-        self.path("trace.json")
-    }
-
-    /// Exports to a file; returns its content.
-    fn export(&self, environment: &TestEnvironment, name: &str, options: &[&str]) -> Vec<u8> {
-        let (trace, out) = (self.trace(), self.path(name));
-        let mut arguments = vec!["export", text(&trace), "-o", text(&out)];
-        arguments.extend(options);
-        let finished = environment.run(&arguments).succeeded();
-        assert!(
-            finished.stderr.contains("memprobe: wrote"),
-            "{}",
-            finished.stderr
-        );
-        std::fs::read(&out).expect("an export")
-    }
-
-    fn peak(&self, environment: &TestEnvironment) -> Value {
-        let trace = self.trace();
-        let arguments = ["report", text(&trace), "--by", "peak", "--format", "json"];
-        let report = environment.run(&arguments).succeeded();
-        let mut report: Value = serde_json::from_str(&report.stdout).expect("JSON");
-        report["devices"][0].take()
-    }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("UTF-8")
-}
 
 #[test]
 fn folded_stacks_and_speedscope_have_the_allocators_peak_and_the_lines_of_the_report() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let recorded = Recorded::training(&environment);
+    let recorded = RecordedTraining::take(&environment);
     let peak = recorded.peak(&environment);
     let allocated = peak["allocated"].as_u64().expect("bytes");
     let folded = recorded.export(&environment, "peak.folded", &["--at", "peak"]);
@@ -146,7 +90,7 @@ fn a_pprof_profile_has_the_categories_of_the_report_and_every_allocation() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let recorded = Recorded::training(&environment);
+    let recorded = RecordedTraining::take(&environment);
     let packed = recorded.export(&environment, "peak.pb.gz", &["--at", "peak"]);
     let mut bytes = Vec::new();
     let mut unpacked = flate2::read::GzDecoder::new(&packed[..]);
@@ -235,8 +179,8 @@ fn an_export_says_what_it_cannot_write_and_what_to_give_instead() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let recorded = Recorded::training(&environment);
-    let (trace, folder) = (recorded.trace(), recorded.folder.path());
+    let recorded = RecordedTraining::take(&environment);
+    let (trace, folder) = (recorded.trace(), recorded.folder());
     let (trace, folder) = (text(&trace), text(folder));
     let out = recorded.path("x.html");
     let missing = recorded.path("missing/x.folded");
@@ -291,7 +235,7 @@ fn a_perfetto_trace_has_the_allocators_peak_as_counter_and_as_heap_profile() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let recorded = Recorded::training(&environment);
+    let recorded = RecordedTraining::take(&environment);
     let allocated = recorded.peak(&environment)["allocated"].as_u64();
     let trace = recorded.export(&environment, "trace.pftrace", &[]);
     let packets = ProtoMessage::parse(&trace).messages(1);

@@ -96,6 +96,29 @@ fn moment(browser: &Browser, row: usize, key: &str) -> i64 {
     browser.script(&script).as_i64().expect("bytes")
 }
 
+/// Asserts that the top of the page says what `explain` says: the verdict, the parts, the measures.
+fn assert_explained(environment: &TestEnvironment, recorded: &Recorded, browser: &Browser) {
+    let file = recorded.file();
+    let explained = environment.run(&["explain", text(&file), "--format", "json"]);
+    let explained: Value = serde_json::from_str(&explained.succeeded().stdout).expect("JSON");
+    let verdict = browser.text("#verdict .verdict");
+    assert_eq!(explained["verdict"]["text"], Value::from(verdict));
+    let texts = |selector: &str| {
+        let script = format!(
+            "return [...document.querySelectorAll('{selector}')].map((it) => it.textContent)"
+        );
+        browser.script(&script).as_array().expect("a list").clone()
+    };
+    let device = &explained["devices"][0];
+    let actions = device["measures"].as_array().expect("measures").iter();
+    let actions: Vec<Value> = actions.map(|measure| measure["action"].clone()).collect();
+    assert_eq!(texts("#verdict .measures code"), actions);
+    let parts = device["parts"].as_array().expect("parts");
+    let whole: u64 = parts.iter().filter_map(|part| part["bytes"].as_u64()).sum();
+    let bars = texts("#verdict .bar rect title");
+    assert!(bars.len() >= parts.len() && whole > 0, "{bars:?} {parts:?}");
+}
+
 #[test]
 fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     let Some(environment) = TestEnvironment::take() else {
@@ -107,6 +130,7 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     let recorded = Recorded::of(&environment, &[], &["mlp_adam.py", "--hidden", "256"]);
     browser.visit(&recorded.page(), "#rows .grid-row");
 
+    assert_explained(&environment, &recorded, &browser);
     let peak = recorded.report(&environment, "peak");
     let device = &peak["devices"][0];
     let allocated = device["allocated"].as_i64().expect("bytes");
@@ -274,6 +298,7 @@ fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
         moment(&browser, 0, "reserved"),
         failed["reserved"].as_i64().expect("bytes")
     );
+    assert_explained(&environment, &recorded, &browser);
     let verdict = browser.text("#verdict");
     assert!(verdict.contains("ran out of memory"), "{verdict}");
     assert!(verdict.contains("train_step <- oom.py"), "{verdict}");
@@ -316,4 +341,114 @@ fn names_of_a_hostile_program_are_texts() {
         "trace.mprb - memprobe"
     );
     assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// Two ranks that average their gradients over gloo. The last one has a larger batch, and keeps 4 MiB in each step.
+const RANKS: &str = "\
+import os, torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group('gloo')
+rank, world = dist.get_rank(), dist.get_world_size()
+device = f'cuda:{os.environ[\"LOCAL_RANK\"]}'
+model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10)).to(device)
+optimizer = torch.optim.Adam(model.parameters())
+kept = []
+for _ in range(8):
+    batch = torch.randn(64 * (1 + rank), 256, device=device)
+    model(batch).square().mean().backward()
+    for parameter in model.parameters():
+        mean = parameter.grad.cpu()
+        dist.all_reduce(mean)
+        parameter.grad.copy_(mean / world)
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == world - 1:
+        kept.append(torch.empty(1 << 20, device=device))
+dist.barrier()
+dist.destroy_process_group()
+";
+
+#[test]
+fn the_page_of_a_torchrun_has_its_ranks_by_iteration_and_their_imbalance() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
+    if !pytorch.has_devices(2) {
+        return;
+    }
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (program, run) = (folder.path().join("train.py"), folder.path().join("run"));
+    std::fs::write(&program, RANKS).expect("written");
+    let mut command = environment.memprobe();
+    command
+        .args(["record", "-q", "-o"])
+        .arg(format!("{}/", text(&run)));
+    command.arg("--").arg(pytorch.python());
+    command.args(["-m", "torch.distributed.run", "--nproc-per-node", "2"]);
+    command
+        .args(["--master-port", "0", "--standalone"])
+        .arg(&program);
+    pytorch.settle(&mut command);
+    command.env("CUDASIM_DEVICES", "2");
+    Background::start(&mut command).finish().succeeded();
+
+    let page = folder.path().join("ranks.html");
+    environment
+        .run(&["report", text(&run), "--html", text(&page)])
+        .succeeded();
+    let compared = environment
+        .run(&["report", text(&run), "--by", "rank", "--format", "json"])
+        .succeeded();
+    let compared: Value = serde_json::from_str(&compared.stdout).expect("JSON");
+    let ranks = compared["ranks"].as_array().expect("ranks");
+    assert_eq!(ranks.len(), 2, "{compared}");
+    browser.visit(&page, "#imbalance table");
+    assert_eq!(compared["verdict"], Value::from(browser.text(".verdict")));
+    let titles = |selector: &str| -> Vec<Value> {
+        let script = format!(
+            "return [...document.querySelectorAll('{selector}')].map((it) => it.title || it.textContent)"
+        );
+        browser.script(&script).as_array().expect("a list").clone()
+    };
+    for rank in ranks {
+        let peak = Value::from(rank["peak_allocated"].to_string());
+        assert!(titles("#verdict td").contains(&peak), "{peak}");
+    }
+    assert_eq!(titles(".lines polyline").len(), 2);
+    // The largest difference is what the last rank keeps.
+    let first = browser.text("#imbalance table tbody tr");
+    assert!(
+        first.contains("train.py:21") && first.contains("rank 1"),
+        "{first}"
+    );
+    assert_eq!(
+        titles("#imbalance table:first-of-type tbody tr:first-child .bars rect").len(),
+        2
+    );
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+
+    // The same directory in every other form.
+    let exports = folder.path().join("exports");
+    for (format, ending) in [("pprof", "pb.gz"), ("parquet", "parquet")] {
+        environment
+            .run(&[
+                "export",
+                text(&run),
+                "--format",
+                format,
+                "-o",
+                text(&exports),
+            ])
+            .succeeded();
+        let entries = std::fs::read_dir(&exports).expect("exports");
+        let names = entries.map(|entry| entry.expect("a file").file_name());
+        let names = names.filter(|name| name.to_string_lossy().ends_with(ending));
+        assert_eq!(names.count(), 2, "{format}");
+    }
 }

@@ -9,6 +9,55 @@ use serde_json::Value;
 /// Environment variable with the folder of ipykernel and nbclient. `cargo xtask test` sets it.
 const PACKAGES: &str = "MEMPROBE_TEST_NOTEBOOK_PACKAGES";
 
+/// Builds the wheel from a copy of its sources, and installs it below `folder`, as pip does for users.
+fn install_wheel(environment: &TestEnvironment, folder: &Path) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python");
+    let (copy, wheels) = (folder.join("sources"), folder.join("wheels"));
+    std::fs::create_dir_all(copy.join("memprobe")).expect("made");
+    for part in ["", "memprobe"] {
+        let entries = std::fs::read_dir(sources.join(part)).expect("sources");
+        for entry in entries.map(|entry| entry.expect("a file")) {
+            if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                std::fs::copy(entry.path(), copy.join(part).join(entry.file_name()))
+                    .expect("copied");
+            }
+        }
+    }
+    let pip = |arguments: &[&str]| {
+        let mut command = environment.pytorch().command();
+        command
+            .args(["-m", "pip", "--disable-pip-version-check", "--quiet"])
+            .args(arguments);
+        Background::start(&mut command).finish().succeeded();
+    };
+    // setuptools comes with PyTorch: nothing is downloaded.
+    let [copy, wheels] = [&copy, &wheels].map(|path| path.to_str().expect("UTF-8"));
+    pip(&[
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        wheels,
+        copy,
+    ]);
+    let wheel = std::fs::read_dir(wheels).expect("a folder").next();
+    let wheel = wheel.expect("a wheel").expect("a file").path();
+    assert!(
+        wheel.to_string_lossy().ends_with("-py3-none-any.whl"),
+        "{wheel:?}"
+    );
+    let installed = folder.join("installed");
+    pip(&[
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        installed.to_str().expect("UTF-8"),
+        wheel.to_str().expect("UTF-8"),
+    ]);
+    assert!(installed.join("memprobe/magics.py").exists());
+}
+
 /// Outputs of the cells of `notebook_cells.py`; `None` without the packages of notebooks.
 fn outputs(environment: &TestEnvironment) -> Option<Vec<Vec<String>>> {
     let packages = std::env::var_os(PACKAGES).filter(|folder| !folder.is_empty());
@@ -16,8 +65,10 @@ fn outputs(environment: &TestEnvironment) -> Option<Vec<Vec<String>>> {
         println!("skipped: {PACKAGES} names no packages of notebooks; run `cargo xtask test`");
         return None;
     };
-    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python");
-    let paths = std::env::join_paths([packages, ours]).expect("folders");
+    let ours = tempfile::tempdir().expect("a folder");
+    install_wheel(environment, ours.path());
+    let installed = ours.path().join("installed");
+    let paths = std::env::join_paths([packages, installed]).expect("folders");
     let mut command = environment.pytorch().command();
     command
         .arg("notebook_cells.py")

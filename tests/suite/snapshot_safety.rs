@@ -313,6 +313,30 @@ impl Debugger {
 }
 
 #[test]
+fn a_damaged_list_of_objects_is_given_up_after_a_few_stops() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut command = environment.pytorch().command();
+    command.args(["-W", "ignore", "many_objects.py", "--damage"]);
+    command.args(["--modules", "0", "--objects", "1000", "--then", "rest"]);
+    let mut target = Background::start(&mut command);
+    target.wait_for("READY");
+    let error = environment
+        .try_snapshot(target.pid(), &[])
+        .one_clear_error();
+    let stops = ["it was stopped 6 times", "the same place could not be read"];
+    assert_says(
+        &error,
+        &[&stops[..], &["damaged", "--nonblocking"]].concat(),
+    );
+    // What lies before the damage is read.
+    let snapshot = environment.snapshot(target.pid(), &["--nonblocking"]);
+    let unread = snapshot.unread.join("\n");
+    assert!(unread.contains("not all objects"), "{unread}");
+}
+
+#[test]
 fn a_process_that_does_not_exist_is_an_error() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -5,8 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, pluggable_allocator, start_command};
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::events::parse_events;
 use memprobe_tests::process::{Background, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -341,4 +344,144 @@ fn a_dump_on_request_has_what_is_live() {
     assert!(device["allocated"].as_u64() >= Some(96 * MIB), "{document}");
     assert!(device["failed_request"].is_null(), "{document}");
     assert_eq!(device["gpu_total"].as_u64(), Some(1500 * MIB), "{document}");
+}
+
+/// Events of a dump with an action.
+fn events_of(stage: &Stage, dump: &Path, action: &str) -> usize {
+    let dump = dump.display().to_string();
+    let words = ["report", &dump, "--by", "event", "--format", "jsonl"];
+    let events = parse_events(&stage.environment.run(&words).succeeded().stdout);
+    events.iter().filter(|event| event.action == action).count()
+}
+
+#[test]
+fn a_library_that_gets_no_memory_of_cuda_has_a_dump_with_its_line() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let library = pluggable_allocator(stage.folder.path());
+    let library = library.display().to_string();
+    let words = ["cuda_failures.py", "--library", &library];
+    let own = |more: &[&str]| stage.program(Driver::Own, &[&words[..], more].concat());
+    let programs = [
+        own(&["--by", "main"]),
+        own(&["--by", "thread"]),
+        own(&["--by", "main", "--allocator"]),
+    ];
+    let script = format!("{} & wait", programs.join(" & "));
+    let options = ["--max-overhead", "off", "--", "sh", "-c", &script];
+    let watched = stage.watch(&options).finish();
+    let printed = format!("{}{}", watched.stdout, watched.stderr);
+    let dumps = stage.dumps("memprobe-oom-");
+    assert_eq!(dumps.len(), programs.len(), "{printed}");
+    for dump in &dumps {
+        let document = stage.explained(dump);
+        let failed = failed(&document);
+        assert_eq!(document["verdict"]["id"], "out_of_memory", "{document}");
+        if document["command"].to_string().contains("--allocator") {
+            // Its record may be there before the library's failure is an event: the dump may be about either.
+            assert!(events_of(&stage, dump, "cuda_oom") == 1, "{printed}");
+            assert!(events_of(&stage, dump, "oom") <= 1, "{printed}");
+            continue;
+        }
+        assert_eq!(failed["function"], "cudaMalloc", "{document}");
+        let called_by = failed["library"].as_str().expect("a library");
+        assert!(called_by.ends_with("libpluggable.so"), "{failed}");
+        let line = failed["line"].as_str().expect("a line");
+        assert!(
+            line.starts_with("cuda_failures.py:") && line.ends_with(" ask"),
+            "{failed}"
+        );
+        assert_eq!(failed["bytes"].as_u64(), Some(4096 * MIB), "{failed}");
+        // The failure that the caching allocator handled on its own is none.
+        assert_eq!(events_of(&stage, dump, "cuda_oom"), 1, "{printed}");
+        assert_eq!(events_of(&stage, dump, "oom"), 0, "{printed}");
+    }
+    assert!(
+        printed.contains("1 more out-of-memory error since its last dump"),
+        "the allocator's own error is counted once: {printed}"
+    );
+}
+
+#[test]
+fn a_program_without_pytorch_has_a_dump_too() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let cuda = Cuda::build(Entries::Push);
+    let program = cuda.program("no_memory", Cudart::Dynamic, &[]);
+    let go = stage.path("go");
+    let mut command = Command::new(&program);
+    // It goes on until memprobe's probes are there.
+    command.arg(&go).arg("1000000");
+    let running = start_command(command);
+    let pid = running.pid().to_string();
+    let watch = stage.watch(&["--max-overhead", "off", "--pid", &pid]);
+    std::fs::write(&go, "").expect("the file is written");
+    running.finish().succeeded();
+    let watched = watch.finish();
+    let printed = format!("{}{}", watched.stdout, watched.stderr);
+    let dumps = stage.dumps("memprobe-oom-");
+    let [dump] = dumps.as_slice() else {
+        panic!("{dumps:?}\n{printed}");
+    };
+    let document = stage.explained(dump);
+    let failed = failed(&document);
+    assert_eq!(failed["function"], "cudaMalloc", "{document}");
+    let called_by = failed["library"].as_str().expect("a library");
+    assert_eq!(Path::new(called_by), program, "{document}");
+    assert_eq!(failed["bytes"].as_u64(), Some(1 << 50), "{document}");
+    assert_eq!(failed["cause"], "too_large", "{document}");
+    assert!(
+        printed.contains("more out-of-memory errors since its last dump"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("failed calls of CUDA are not recorded"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn a_dump_asked_for_while_the_probes_are_off_has_the_blocks_of_its_moment() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    let mut command = stage.environment.pytorch().command();
+    command.args([
+        "rush_checkpoints.py",
+        "--checkpoints",
+        "1",
+        "--seconds",
+        "3",
+    ]);
+    command.arg("--folder").arg(stage.folder.path());
+    let mut rush = Background::start(&mut command);
+    rush.wait_for("ready");
+    let pid = rush.pid().to_string();
+    let options = ["--no-names", "--max-overhead", "0.1%", "--pid", &pid];
+    let mut watch = stage.watch(&options);
+    std::fs::write(stage.path("go-0"), "").expect("written");
+    let truth: Value = wait_until("the checkpoint", || {
+        let text = std::fs::read(stage.path("checkpoint-1.json")).ok()?;
+        Some(serde_json::from_slice(&text).expect("a checkpoint"))
+    });
+    // Nearly all of the rush was without probes, which stay off for as long as half a minute.
+    watch.signal(Signal::USR1);
+    watch.wait_for("memprobe: saved ");
+    let dumps = stage.dumps("memprobe-dump-");
+    let report = stage.environment.report(&dumps[0]);
+    let device = &report["devices"][0];
+    for total in ["allocated", "reserved", "peak_allocated"] {
+        assert_eq!(device[total], truth[total], "{total}: {report}");
+    }
+    assert_eq!(device["live_blocks"], truth["blocks"], "{report}");
+    assert_eq!(device["unaccounted"], 0, "{report}");
+    assert!(report["budget"]["pauses"].as_u64() > Some(0), "{report}");
+    let unseen = device["lines"].to_string();
+    assert!(unseen.contains("probes were off"), "{report}");
+    watch.signal(Signal::INT);
+    watch.finish().succeeded();
+    std::fs::write(stage.path("go-1"), "").expect("written");
+    rush.finish().succeeded();
 }

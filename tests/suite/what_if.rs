@@ -113,6 +113,32 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
 }
 
 #[test]
+fn the_recorded_run_is_replayed_with_the_settings_of_its_environment() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("set.mprb");
+    let own = "max_split_size_mb:32";
+    let pytorch = environment.pytorch();
+    let mut command = environment.memprobe();
+    command
+        .args(["record", "-q", "-o", text(&file), "--"])
+        .arg(pytorch.python());
+    command.args(["-W", "ignore", "allocator_settings.py", "--case", "growing"]);
+    command.env("PYTORCH_CUDA_ALLOC_CONF", own);
+    pytorch.settle(&mut command);
+    let finished = Background::start(&mut command).finish().succeeded();
+    let recorded = peak_reserved(&lines(&finished.stdout));
+    let device = replay(&environment, &file, "max_split_size_mb:64");
+    assert_eq!(row(&device, "recorded"), recorded);
+    let rows = device["rows"].as_array().expect("rows");
+    let reproduced = rows.iter().find(|row| row["run"] == "reproduced");
+    assert_eq!(reproduced.expect("a row")["settings"], own, "{device}");
+    assert_eq!(row(&device, "reproduced"), recorded, "{device}");
+}
+
+#[test]
 fn a_failed_request_would_have_fitted_with_expandable_segments() {
     let Some(environment) = TestEnvironment::take() else {
         return;

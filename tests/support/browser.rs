@@ -83,10 +83,14 @@ impl Browser {
         self.session = id.expect("a session").to_owned();
     }
 
+    /// Opens an address.
+    pub fn go_to(&self, address: &str) {
+        self.command("url", &json!({ "url": address }));
+    }
+
     /// Opens a file, and waits until an element is shown.
     pub fn visit(&self, file: &Path, element: &str) {
-        let address = format!("file://{}", file.display());
-        self.command("url", &json!({ "url": address }));
+        self.go_to(&format!("file://{}", file.display()));
         self.wait_for(element, "is shown", |it| {
             it.script(&format!(
                 "const found = document.querySelector('{element}'); return Boolean(found && found.offsetHeight)"
@@ -106,6 +110,12 @@ impl Browser {
     /// Runs a function of the page; returns its result.
     pub fn script(&self, script: &str) -> Value {
         self.command("execute/sync", &json!({"script": script, "args": []}))
+    }
+
+    /// Runs a function of the page that calls `done` with its result.
+    pub fn script_with_answer(&self, script: &str) -> Value {
+        let script = format!("const done = arguments[0]; {script}");
+        self.command("execute/async", &json!({"script": script, "args": []}))
     }
 
     /// Visible text of the first element.

@@ -196,11 +196,16 @@ fn source(name: &str) -> PathBuf {
 
 /// Builds `programs/pluggable.c`, an allocator for PyTorch that uses the process's CUDA.
 pub fn pluggable_allocator(folder: &Path) -> PathBuf {
-    let path = folder.join("libpluggable.so");
+    library_of_process(folder, "pluggable.c", "libpluggable.so")
+}
+
+/// Builds a library that uses the CUDA of the process that loads it.
+pub fn library_of_process(folder: &Path, program: &str, name: &str) -> PathBuf {
+    let path = folder.join(name);
     let mut command = compiler();
     command
         .args(["-shared", "-Wl,--unresolved-symbols=ignore-all"])
-        .arg(source("pluggable.c"));
+        .arg(source(program));
     succeed(command.arg("-o").arg(&path));
     path
 }
@@ -245,9 +250,13 @@ pub fn live<'a>(
     let mut live: BTreeMap<String, u64> = kinds.map(|kind| (kind.clone(), 0)).collect();
     for event in events {
         let space = event.space.clone().expect("a call into CUDA has a space");
+        if space == "context" {
+            continue;
+        }
         let size = event.size.unwrap_or(0);
         let bytes = live.get_mut(&space).expect("a kind that the program knows");
         match event.action.as_str() {
+            "cuda_oom" => {}
             "cuda_alloc" => *bytes += size,
             "cuda_free" => *bytes -= size,
             other => panic!("a program without a caching allocator has no {other}"),

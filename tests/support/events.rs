@@ -12,9 +12,9 @@ pub struct Event {
     pub time_ns: u64,
     /// Thread; `None` for `held`.
     pub tid: Option<u32>,
-    /// `alloc`, `free`, `segment_alloc`, `segment_free`, `cuda_alloc`, `cuda_free`, `oom` or `held`.
+    /// `alloc`, `free`, `segment_alloc`, `segment_free`, `cuda_alloc`, `cuda_free`, `oom`, `cuda_oom` or `held`.
     pub action: String,
-    /// Address of the block or segment; `None` for `oom`.
+    /// Address of the block or segment; `None` for `oom` and `cuda_oom`.
     pub addr: Option<u64>,
     /// Bytes; `None` if unknown.
     pub size: Option<u64>,

@@ -10,6 +10,7 @@ request is a line on standard input, each answer a line of JSON on standard outp
     quit
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,6 +20,8 @@ import time
 
 import torch
 from torch import nn
+
+import gpt
 
 # The default depth of recursion, and room for the frames of torch itself.
 sys.setrecursionlimit(2000)
@@ -37,17 +40,25 @@ class Loop:
     WIDTH = 128
     BATCH = 32
 
-    def __init__(self):
-        self.model = build_model(self.WIDTH, layers=8)
+    def __init__(self, gpu_time=0.0):
+        self.gpu_time = gpu_time
+        self.model = self.build()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        self.x = torch.randn(self.BATCH, self.WIDTH, device="cuda")
         self.held = []
 
+    def build(self):
+        self.x = torch.randn(self.BATCH, self.WIDTH, device="cuda")
+        return build_model(self.WIDTH, layers=8)
+
+    def loss(self):
+        return (self.model(self.x) - self.x).pow(2).mean()
+
     def step(self):
-        loss = (self.model(self.x) - self.x).pow(2).mean()
-        loss.backward()
+        self.loss().backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.gpu_time:
+            time.sleep(self.gpu_time)
 
     def block(self, recorder, warm, iterations):
         with RECORDERS[recorder]():
@@ -89,6 +100,20 @@ class Loop:
         events = events_so_far()
         self.held = []
         return {"events": events_so_far() - events}
+
+
+class GptLoop(Loop):
+    """Six layers of a GPT with Adam: more of a step is Python and operators than in the perceptron."""
+
+    def build(self):
+        self.tokens = torch.randint(0, 512, (4, 64), device="cuda")
+        return gpt.GPT(vocabulary=512, length=64, width=64, layers=6, heads=4).to("cuda")
+
+    def loss(self):
+        return self.model(self.tokens, self.tokens)[1]
+
+
+MODELS = {"mlp": Loop, "gpt": GptLoop}
 
 
 def descend(further, count):
@@ -140,7 +165,11 @@ RECORDERS = {
 
 
 def main():
-    loop = Loop()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(MODELS), default="mlp")
+    parser.add_argument("--gpu-time", type=float, default=0.0, help="seconds that a step waits, as for a GPU")
+    options = parser.parse_args()
+    loop = MODELS[options.model](options.gpu_time)
     for _ in range(50):
         loop.step()
     answer = {

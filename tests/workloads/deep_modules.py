@@ -1,15 +1,14 @@
 """Forward and backward passes of many Linears in modules nested deeply: a new stack for each.
 
-It prints `READY` with the number of modules, then one line with the number of steps after each second."""
+It prints `READY` with the number of modules, then its progress."""
 
 import argparse
 import sys
-import time
 
 import torch
 from torch import nn
 
-from many_objects import Gaps
+from many_objects import Gaps, Steps
 
 
 class Nest(nn.Module):
@@ -41,13 +40,10 @@ def main():
     model = model.cuda()
     x = torch.randn(4, 8, device="cuda")
     print(f"READY {sum(1 for _ in model.modules())}", flush=True)
-    steps, shown = 0, time.monotonic()
+    steps = Steps()
     while True:
         model(x).sum().backward()
-        steps += 1
-        if time.monotonic() - shown >= 1:
-            shown = time.monotonic()
-            print(f"steps {steps}", flush=True)
+        steps.add()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ could not: nanoseconds, which are those that the process stood still, or another
 """
 
 import argparse
+import ctypes
+import gc
 import threading
 import time
 
@@ -65,11 +67,40 @@ class Gaps(threading.Thread):
             last = now
 
 
+class Steps:
+    """Prints `steps N SECONDS` every fifth of a second: rounds so far, and CPU time of the thread that made them."""
+
+    EVERY_NS = 200_000_000
+
+    def __init__(self):
+        self.count = 0
+        self.shown = 0
+
+    def add(self):
+        self.count += 1
+        now = time.monotonic_ns()
+        if now - self.shown >= self.EVERY_NS:
+            self.shown = now
+            print(f"steps {self.count} {time.thread_time():.6f}", flush=True)
+
+
+def damage():
+    """Makes an object's header point back to itself, so that the collector's list is inconsistent for good."""
+    gc.disable()
+    gc.collect()
+    victim = next(held for held in gc.get_objects() if type(held) is list)
+    # `PyGC_Head`: the next object, and the one before with two bits of flags (Include/internal/pycore_gc.h).
+    previous = ctypes.c_size_t.from_address(id(victim) - 8)
+    previous.value = (id(victim) - 16) | (previous.value & 3)
+    return victim
+
+
 def parser():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--modules", type=int, default=2000)
     options.add_argument("--objects", type=int, default=1_000_000)
     options.add_argument("--gaps", help="a file for them")
+    options.add_argument("--damage", action="store_true", help="make the collector's list inconsistent")
     options.add_argument(
         "--then", choices=["rest", "train"], help="print READY when all is there, and do this from then on"
     )
@@ -84,14 +115,18 @@ def main(points, options):
     held = heap(options.objects)
     if options.gaps:
         Gaps(options.gaps).start()
+    if options.damage:
+        held.append(damage())
     if options.then:
         print(f"READY {options.objects}", flush=True)
     while options.then == "rest":
         time.sleep(1)
+    steps = Steps()
     while options.then == "train":
         adam.zero_grad()
         model(torch.zeros(4, 8, device="cuda")).sum().backward()
         adam.step()
+        steps.add()
     points.at("held")
     del held
 

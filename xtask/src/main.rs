@@ -4,6 +4,7 @@ mod apt;
 mod bare;
 mod bench;
 mod categories;
+mod consumers;
 mod demo;
 mod drivers;
 mod ebpf;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::event::{Action, Event, MemoryEvent, TimeNs};
+use crate::event::{Event, MemoryEvent, TimeNs};
 use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{Analysis, Change, Ledger};
 
-/// Request that the allocator could not serve.
+/// Request that the allocator, or CUDA itself, could not serve.
 #[derive(Clone, Debug)]
 pub struct AllocationFailure {
     /// Number of the event in the recording, from 1.
@@ -16,6 +16,8 @@ pub struct AllocationFailure {
     pub site: Site,
     /// Path of the module that was being called.
     pub module: Option<Arc<str>>,
+    /// Library that called CUDA; `None` for a request of the allocator, or if it is unknown.
+    pub library: Option<Arc<str>>,
 }
 
 /// Finds the last failed request, or the last at a given time.
@@ -41,13 +43,17 @@ impl Analysis for FailureFinder {
         self.events += 1;
         let Event::Memory(event) = event else { return };
         let is_wanted = self.wanted.is_none_or(|wanted| wanted == event.time);
-        if event.action == Action::OutOfMemory && is_wanted {
+        if event.action.is_failure() && is_wanted {
             let stack = ledger.stack_ref(event.stack);
             self.found = Some(AllocationFailure {
                 number: self.events,
                 event: *event,
                 site: ledger.site(stack, Grouping::User).clone(),
                 module: ledger.stack(stack).context.module.path().cloned(),
+                library: match event.call {
+                    Some(_) => ledger.stack(stack).calling_library().cloned(),
+                    None => None,
+                },
             });
         }
     }

@@ -727,6 +727,7 @@ impl Analysis for AttributionLedger {
             Event::BlockPurpose(..)
             | Event::Thread(..)
             | Event::Segments(_)
+            | Event::Driver(_)
             | Event::Loss(_)
             | Event::Capture(_) => {}
         }

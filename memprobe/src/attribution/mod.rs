@@ -37,6 +37,7 @@ pub mod tables;
 pub mod threads;
 pub mod view;
 pub mod views;
+pub mod waterfall;
 
 pub use groups::BlockGroup;
 pub use high_water_mark::{PeakAnalysis, WithCategories};

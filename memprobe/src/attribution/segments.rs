@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, MemorySegment, Pool,
-    PoolOwner, PoolSize, PrivatePoolState, SegmentReading, TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, MemorySegment, Pool, PoolOwner,
+    PoolSize, PrivatePoolState, SegmentReading, TimeNs, Totals,
 };
 use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Analysis, AnalyzedLedger, Change, Ledger};
@@ -75,6 +75,8 @@ pub struct SegmentMap {
     pub unread: Option<Arc<str>>,
     /// Bytes requested in active blocks at the last reading.
     pub requested: Option<Bytes>,
+    /// Bytes of active blocks at the last reading.
+    pub active: Option<Bytes>,
     /// `reserved` minus the sizes of all segments here: not 0 if segments changed since the last reading.
     pub unplaced: i64,
     /// Live bytes outside the segments here.
@@ -154,6 +156,12 @@ impl SegmentRow {
 }
 
 impl SegmentMap {
+    /// Bytes that the allocator had added to the requests of active blocks at the last reading.
+    pub fn rounding(&self) -> Option<Bytes> {
+        let (active, requested) = (self.active?, self.requested?);
+        Some(Bytes(active.0.saturating_sub(requested.0)))
+    }
+
     pub fn bytes(&self, state: SegmentBlockState) -> Bytes {
         Bytes(self.segments.iter().map(|row| row.bytes(state).0).sum())
     }
@@ -229,10 +237,7 @@ impl SegmentLedger {
 
     fn memory(&mut self, event: &MemoryEvent) {
         let Some(index) = event.device else { return };
-        let has_address = |event: &MemoryEvent| {
-            let space = event.call.map(|call| call.space);
-            space.is_none_or(|space| space != CudaMemoryKind::Virtual)
-        };
+        let has_address = |event: &MemoryEvent| !event.is_of_expandable_segment();
         match event.action {
             Action::SegmentAlloc if has_address(event) => {
                 let number = self.announced;
@@ -385,6 +390,7 @@ impl DeviceSegmentState {
             read: self.read,
             unread: None,
             requested: self.read.map(|_| self.requested),
+            active: self.read.map(|_| self.active),
             unplaced: totals
                 .reserved
                 .0

@@ -11,7 +11,7 @@ use crate::commands::export::{DirectoryExport, Export};
 use crate::export::{ExportFormat, ExportMoment};
 use crate::recording::{open_tensors, recordings_in};
 
-/// Write a recording in the format of another program: Perfetto, pprof, speedscope, flame graphs, memory_viz, CSV
+/// Write a recording in the format of another program: Perfetto, pprof, speedscope, flame graphs, memory_viz, CSV, Parquet
 ///
 /// Reads recordings of `memprobe record` and PyTorch's own memory snapshots. Needs no root and no GPU. The format
 /// follows from the ending of the output.
@@ -24,7 +24,7 @@ Examples:
   memprobe export trace.json -o live.pb.gz && go tool pprof -http : live.pb.gz
   memprobe export trace.json -o trace.pickle            for https://pytorch.org/memory_viz
   memprobe export trace.json -o trace.pftrace           for https://ui.perfetto.dev
-  memprobe export trace.json -o allocations.csv
+  memprobe export trace.json -o allocations.parquet     or .csv
   memprobe export run/ --format pprof -o profiles/      every rank of a directory
   memprobe export snapshot.pickle -o live.folded        a snapshot that PyTorch pickled
   memprobe export snapshot.pickle -o old.pickle         the same in a protocol that memory_viz opens")]
@@ -52,6 +52,7 @@ const FORMATS: &[Choice<ExportFormat>] = choices! {
     "perfetto" => ExportFormat::Perfetto, "A trace for https://ui.perfetto.dev: counters, iterations, phases, and heap \
         profiles at the peak and at keyframes (.pftrace, .perfetto-trace)";
     "csv" => ExportFormat::Csv, "A row for each allocation: time, size, stream, line, category, module, free (.csv)";
+    "parquet" => ExportFormat::Parquet, "The same in compressed columns, for pandas, Polars and DuckDB (.parquet)";
 };
 
 /// Endings of output files. The longest comes first.
@@ -67,6 +68,7 @@ const ENDINGS: &[(&str, ExportFormat)] = &[
     (".pftrace", ExportFormat::Perfetto),
     (".perfetto-trace", ExportFormat::Perfetto),
     (".csv", ExportFormat::Csv),
+    (".parquet", ExportFormat::Parquet),
 ];
 
 const MOMENTS: &[Choice<ExportMoment>] = choices! {

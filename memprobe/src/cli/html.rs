@@ -7,7 +7,7 @@ use clap::Args;
 use crate::html::PagePaths;
 
 /// Options of single tables.
-const OF_TABLES: [&str; 11] = [
+const OF_TABLES: [&str; 10] = [
     "by",
     "format",
     "sort",
@@ -16,14 +16,12 @@ const OF_TABLES: [&str; 11] = [
     "frame",
     "depth",
     "iteration",
-    "at",
     "request",
     "what_if",
 ];
 
 /// Options of tables beside the annotated source.
-const OF_OTHER_TABLES: [&str; 11] = [
-    "html",
+const OF_OTHER_TABLES: [&str; 10] = [
     "by",
     "sort",
     "limit",
@@ -41,15 +39,16 @@ const OF_OTHER_TABLES: [&str; 11] = [
 pub(super) struct PageOption {
     /// Write an HTML page instead: one file, which opens in any browser without network
     ///
-    /// It has the verdict, memory over time with two cursors, live memory by line, tensor, module and retainer, a flame
+    /// Of a directory, it compares the ranks: by iteration, and what one has more of than another. Of a recording,
+    /// it has the verdict, memory over time with two cursors, live memory by line, tensor, module and retainer, a flame
     /// graph, iterations, the map of addresses and growth. It holds the source text of the Python files that its lines
     /// name, as far as they are on this machine.
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_TABLES)]
     pub(super) html: Option<PathBuf>,
     /// With --html: no command line, no source text, and file names without their folders
-    #[arg(long, requires = "html")]
+    #[arg(long, requires = "html", conflicts_with = "annotate")]
     redact: bool,
-    /// Print a source file with the memory of each line beside it
+    /// Print a source file with the memory of each line beside it; with --html, write it as a page
     ///
     /// PY may be the end of a path, such as train.py or models/net.py. `--at` is the moment of the live bytes: the end
     /// if not given.

@@ -10,13 +10,18 @@ use clap::{Args, ValueEnum};
 
 use super::options::{
     AsRootOption, CpuOption, DetailOption, NamesOption, PauseOption, ProbeOptions, is_default,
-    parse_duration, without_cpu,
+    parse_duration, parse_size, without_cpu,
 };
 use super::subject::ProcessOption;
 use crate::commands::choose::Chooser;
 use crate::commands::record::{Recording, Subject};
-use crate::commands::{GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel};
+use crate::commands::{
+    GraphTracking, MatchScope, Naming, SourceRecording, Wanted, Watch, check_kernel,
+};
 use crate::recording::RecordingFormat;
+
+/// Least size of a recording that drops its oldest part, in bytes.
+const LEAST_SIZE: u64 = 1 << 20;
 
 /// Record every allocation of a process to a file, or of many to a directory
 ///
@@ -38,6 +43,7 @@ Examples:
   sudo memprobe record -o trace.mprb --detail full -- python train.py
   sudo memprobe record -o trace.mprb --names 1234 --duration 30s
   sudo memprobe record -o trace.mprb --max-overhead 1% 1234 --duration 10m
+  sudo memprobe record -o trace.mprb --max-size 500MB 1234   for days: the newest part stays
   memprobe report trace.mprb")]
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
@@ -63,6 +69,12 @@ pub struct RecordArgs {
     /// Stop after this time, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
+    /// Keep the newest part of each file within this size, such as 500MB: older events are dropped
+    #[arg(long, value_name = "SIZE", value_parser = parse_max_size)]
+    max_size: Option<u64>,
+    /// Leave the source text of the recorded lines out of the file
+    #[arg(long)]
+    no_source: bool,
     #[command(flatten)]
     cpu: CpuOption,
     #[command(flatten)]
@@ -81,6 +93,14 @@ pub struct RecordArgs {
     /// Command to start and record from its first allocation
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["process", "pid"])]
     command: Vec<OsString>,
+}
+
+/// Reads a size that a recording can keep to.
+fn parse_max_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        size if size < LEAST_SIZE => Err("give at least 1MiB, such as 500MB".to_owned()),
+        size => Ok(size),
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -131,6 +151,11 @@ impl RecordArgs {
             naming: self.names.naming_or(Naming::Off),
             reading: self.names.baseline(self.pause),
             duration: self.duration,
+            max_size: self.max_size,
+            sources: match self.no_source {
+                true => SourceRecording::Off,
+                false => SourceRecording::On,
+            },
             ring_bytes: self.probes.ring_bytes(),
             max_overhead: self.probes.max_overhead(),
             quiet: self.quiet,

@@ -1,6 +1,7 @@
 //! `memprobe report`.
 
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::{BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +15,7 @@ use super::options::{
     parse_depth, parse_size,
 };
 use crate::attribution::iterations::IterationLine;
-use crate::commands::html::HtmlPage;
+use crate::commands::html::{AnnotatedPage, HtmlPage, RankPage};
 use crate::commands::messages;
 use crate::commands::source::annotation;
 use crate::commands::stdout::{self, OutputContent};
@@ -48,6 +49,7 @@ Examples:
   memprobe report trace.mprb --by layer --iteration all --format csv
   memprobe report trace.mprb --by category
   memprobe report trace.mprb --by segment --request 512MiB
+  memprobe report trace.mprb --by owner --at end
   memprobe report trace.mprb --what-if expandable_segments:True,max_split_size_mb:128
   memprobe report run/
   memprobe report trace.mprb --html report.html    # one file, which opens without network
@@ -91,7 +93,7 @@ pub struct Report {
     /// iterations, another line must allocate. FILE may be the end of a path.
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_iteration_start)]
     iteration_start: Option<IterationLine>,
-    /// With --by segment: moment to show [default: peak]; with --annotate [default: end]
+    /// With --by segment: moment to show [default: peak]; with --by owner and --annotate [default: end]
     #[arg(long, value_parser = choice(MOMENTS))]
     at: Option<SegmentMoment>,
     /// Replay the requests of PyTorch's allocator under other settings of PYTORCH_CUDA_ALLOC_CONF
@@ -126,6 +128,8 @@ const ROWS: &[Choice<By>] = choices! {
     "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
     "segment" => By::Segment, "A segment of the caching allocator: pool, stream, live, cached and split bytes, and what \
         empty_cache() would return";
+    "owner" => By::Owner, "Owner of the process's memory, down from the driver's count: CUDA's context, libraries, PyTorch's \
+        allocator with its cached and sleeping bytes";
     "rank" => By::Rank, "Of a directory: the ranks of a job in one iteration, the imbalance of lines, modules and \
         categories, and the first rank that failed";
 };
@@ -156,11 +160,10 @@ fn name(by: By) -> &'static str {
 impl Report {
     pub(super) fn run(self) -> Result<ExitCode> {
         self.check()?;
-        if let Some(output) = &self.page.html {
-            return self.run_page(output);
-        }
-        if let Some(source) = &self.page.annotate {
-            return self.run_annotated(source);
+        match (&self.page.annotate, &self.page.html) {
+            (Some(source), output) => return self.run_annotated(source, output.as_deref()),
+            (None, Some(output)) => return self.run_page(output),
+            (None, None) => {}
         }
         let file = self.file.display().to_string();
         if self.file.is_dir() && self.by == By::Rank {
@@ -200,7 +203,7 @@ impl Report {
         ];
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread, Segment,
-            Rank,
+            Owner, Rank,
         ];
         let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
         let flags: [(&str, bool, &[By]); 9] = [
@@ -209,7 +212,7 @@ impl Report {
             (
                 "--frame",
                 self.frame.is_some(),
-                &[Line, Tensor, Peak, Growth, Saved, Rank],
+                &[Line, Tensor, Peak, Growth, Saved, Owner, Rank],
             ),
             ("--depth", self.depth.is_some(), &[Module, Layer, Size]),
             (
@@ -226,7 +229,7 @@ impl Report {
             (
                 "--at",
                 self.at.is_some() && self.page.annotate.is_none(),
-                &[Segment],
+                &[Segment, Owner],
             ),
             ("--request", self.request.is_some(), &[Segment]),
         ];
@@ -240,13 +243,19 @@ impl Report {
         Ok(())
     }
 
-    /// Writes the page of the recording.
+    /// Writes the page of the recording, or of the ranks of a directory.
     fn run_page(&self, output: &Path) -> Result<ExitCode> {
         if self.file.is_dir() {
-            bail!(
-                "{}: a page has one recording: give one of its files",
-                self.file.display()
-            );
+            let file = self.file.display().to_string();
+            let recordings = self.open_directory().with_context(|| file.clone())?;
+            return RankPage {
+                name: &file,
+                recordings,
+                output,
+                options: &self.options(),
+            }
+            .run()
+            .context(file);
         }
         HtmlPage {
             file: &self.file,
@@ -278,7 +287,7 @@ impl Report {
     }
 
     /// Prints a source file with the memory of its lines.
-    fn run_annotated(&self, source: &Path) -> Result<ExitCode> {
+    fn run_annotated(&self, source: &Path, page: Option<&Path>) -> Result<ExitCode> {
         let file = self.file.display().to_string();
         let reader = Reader::open(&self.file).with_context(|| file.clone())?;
         let options = ReportOptions {
@@ -286,6 +295,15 @@ impl Report {
             ..self.options()
         };
         let annotation = annotation(source, self.page.function.clone());
+        if let Some(output) = page {
+            let page = AnnotatedPage {
+                reader,
+                output,
+                moment: options.moment,
+                annotation: &annotation,
+            };
+            return page.run().context(file.clone());
+        }
         let mut out = stdout::open(content(options.format));
         let outcome = report::write_annotated(reader, &options, &annotation, &mut out);
         let outcome = outcome.context(file.clone())?;
@@ -305,35 +323,34 @@ impl Report {
             }
         };
         let options = self.options();
-        let mut names = Vec::new();
-        let mut readers = Vec::new();
-        for path in recordings_in(&self.file)? {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            match Reader::open(&path) {
-                Ok(reader) => {
-                    names.push(name);
-                    readers.push(reader);
-                }
-                Err(error) => print_warning(&name, &error.to_string()),
-            }
-        }
-        if readers.is_empty() {
-            bail!(
-                "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
-            );
-        }
-        let recordings = names.iter().zip(readers);
-        let recordings = recordings.map(|(name, reader)| NamedRecording { name, reader });
+        let opened = self.open_directory()?;
+        let names: Vec<String> = opened.iter().map(|(name, _)| name.clone()).collect();
+        let recordings = names.iter().zip(opened);
+        let recordings = recordings.map(|(name, (_, reader))| NamedRecording { name, reader });
         let mut out = stdout::open(content(options.format));
         let outcomes = report::write_ranks(recordings.collect(), iteration, &options, &mut out)?;
         for (name, outcome) in names.iter().zip(outcomes.unwrap_or_default()) {
             warn(&options, name, Some(&outcome));
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Opens the recordings of a directory, with their names. Prints why one cannot be read.
+    fn open_directory(&self) -> Result<Vec<(String, Reader<BufReader<File>>)>> {
+        let mut opened = Vec::new();
+        for path in recordings_in(&self.file)? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            match Reader::open(&path) {
+                Ok(reader) => opened.push((name.into_owned(), reader)),
+                Err(error) => print_warning(&name, &error.to_string()),
+            }
+        }
+        if opened.is_empty() {
+            bail!(
+                "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
+            );
+        }
+        Ok(opened)
     }
 
     fn run_on_directory(&self) -> Result<ExitCode> {
@@ -382,7 +399,10 @@ impl Report {
             colour: style.colour,
             iteration: self.iteration_start.clone(),
             layers: self.iteration.clone().unwrap_or(LayersOf::Peak),
-            moment: self.at.unwrap_or(SegmentMoment::Peak),
+            moment: self.at.unwrap_or(match self.by {
+                By::Owner => SegmentMoment::End,
+                _ => SegmentMoment::Peak,
+            }),
             request: self.request,
             what_if: self.what_if.clone(),
         }

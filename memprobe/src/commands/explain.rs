@@ -16,6 +16,7 @@ use super::waiting::remove_probes;
 use super::{BaselineReading, EndSignal, Interrupts};
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::segments::SegmentLedger;
+use crate::attribution::waterfall::unbacked;
 use crate::cuda::nvml::Sample;
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{Bytes, CaptureOptions, DeviceIndex, Event, Tgid};
@@ -30,7 +31,8 @@ use crate::report::explain::{
     explain_recording, write_explanation, write_host_explanation,
 };
 use crate::report::{DocumentFormat, HostExtent, HostOptions};
-use crate::session::process_monitor::{has_pids_of_the_driver, sample_driver};
+use crate::session::driver::memory_of;
+use crate::session::process_monitor::sample_driver;
 use crate::tensors::{explain, named};
 use crate::view::{consistency, duration};
 
@@ -128,7 +130,7 @@ impl Explain {
             .collect();
         let mut notes = Vec::new();
         let gpus = match driver {
-            Ok(sample) => gpus(snapshot, &sample),
+            Ok(sample) => gpus(snapshot, &sample, &tracker.ledgers.ledger),
             Err(reason) => {
                 notes.push(format!("the GPU's own memory is unknown: {reason}"));
                 BTreeMap::new()
@@ -165,26 +167,25 @@ fn returnable(segments: &SegmentLedger, ledger: &Ledger) -> BTreeMap<DeviceIndex
 }
 
 /// Returns the memory of the GPU behind each device, as far as the driver tells it.
-fn gpus(snapshot: &TensorSnapshot, sample: &Sample) -> BTreeMap<DeviceIndex, GpuMemory> {
+fn gpus(
+    snapshot: &TensorSnapshot,
+    sample: &Sample,
+    ledger: &Ledger,
+) -> BTreeMap<DeviceIndex, GpuMemory> {
     let target = &snapshot.target;
-    let held = target.tgid.filter(|_| has_pids_of_the_driver());
-    let held = held.and_then(|tgid| sample.held.get(&tgid));
-    let memory = |device: DeviceIndex| {
-        let gpu = target.gpu(device).filter(|gpu| gpu.mig.is_none())?;
-        let index = gpu.index?;
-        let found = sample.devices.iter().find(|found| found.index == index)?;
-        let usage = found.memory.as_ref().ok()?;
-        let own = held.and_then(|held| held.iter().find(|(on, _)| *on == index));
-        Some(GpuMemory {
-            total: usage.total,
-            used: usage.used,
-            process: own.and_then(|(_, bytes)| *bytes),
-        })
-    };
+    let tgid = target.tgid.unwrap_or(Tgid(0));
     let devices = snapshot.devices.iter().map(|totals| totals.device);
-    devices
-        .filter_map(|device| Some((device, memory(device)?)))
-        .collect()
+    let memory = devices.filter_map(|device| {
+        let found = memory_of(target, tgid, device, sample)?;
+        let memory = GpuMemory {
+            total: found.total,
+            used: found.used,
+            process: found.process,
+            unbacked: unbacked(ledger, device),
+        };
+        Some((device, memory))
+    });
+    memory.collect()
 }
 
 /// Explains all processes of the machine.

@@ -37,6 +37,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use self::before_attach::BaselineReading;
 pub use self::naming::Naming;
+pub use self::source::SourceRecording;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::diagnostics;
 pub use crate::probe::kernel::preflight as check_kernel;

@@ -18,6 +18,7 @@ use self::recorder::{Destination, Recorder};
 use super::before_attach::BaselineLabelers;
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
+use super::source::SourceRecording;
 use super::waiting::{remove_probes, show_while};
 use super::{BaselineReading, CommandUser, EndSignal, Interrupts, messages};
 use crate::event::{Losses, Tgid, TimeNs, TimeShare};
@@ -57,6 +58,9 @@ pub struct Recording {
     pub naming: Naming,
     pub reading: BaselineReading,
     pub duration: Option<Duration>,
+    /// Most bytes of a file (`--max-size`).
+    pub max_size: Option<u64>,
+    pub sources: SourceRecording,
     pub ring_bytes: u32,
     /// Share of each process's time that the probes may take (`--max-overhead`).
     pub max_overhead: Option<TimeShare>,
@@ -80,6 +84,9 @@ impl Recording {
         };
         // This may wait for the reader of a FIFO: until then, signals end memprobe at once.
         let destination = Destination::check(&self.output, command)?;
+        if self.max_size.is_some() {
+            destination.check_max_size(self.format)?;
+        }
         let mut interrupts = Interrupts::new()?;
         let start = match &self.subject {
             Subject::Command(words, user) => Some(Start::of(words, *user)?),
@@ -110,7 +117,7 @@ impl Recording {
         let mut intake = Intake {
             watch: self.wanted.watch,
             root,
-            recorder: Recorder::new(destination, self.format),
+            recorder: Recorder::new(destination, self.format, (self.max_size, self.sources)),
             names: NameReader::new(self.naming, self.wanted.allocators, CaptureMode::Paused),
             baseline: BaselineLabelers::new(self.reading),
             progress: Progress::new(self.quiet),

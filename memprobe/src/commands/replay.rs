@@ -12,11 +12,12 @@ use tokio::sync::watch;
 
 use super::Interrupts;
 use super::process_view::{AttributionShown, ScreenAnalyses};
-use super::screen::{ScreenThread, Sources, Turn};
+use super::screen::{ScreenThread, Turn};
+use super::source::RecordedText;
 use super::stdout;
 use super::waiting::show_while;
 use crate::attribution::iterations::Iteration;
-use crate::event::{Bytes, DeviceIndex, Tgid, TimeNs};
+use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::ledger::snapshot::{
     Grouping, LineRow, ReplayMark, ReplayMoment, ReplayUnit, Site, Snapshot, TargetState, Timeline,
 };
@@ -95,7 +96,7 @@ fn opened(file: &Path) -> Result<Player<ScreenAnalyses>, RecordingError> {
 async fn show(mut replay: ReplayState, theme: ThemeChoice) -> Result<ExitCode> {
     let interrupts = Interrupts::new()?;
     let news = replay.news();
-    let sources = Box::new(Sources::of(Tgid(std::process::id())));
+    let sources = Box::new(RecordedText::new(replay.player.sources.clone()));
     let mut thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
         tui::run(news, command, sources, quit, theme)
     });

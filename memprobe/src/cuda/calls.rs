@@ -67,6 +67,8 @@ pub enum Effect {
     Maps,
     /// `cuMemUnmap(CUdeviceptr ptr, size_t size)`.
     Unmaps,
+    /// `cuMemAddressFree(CUdeviceptr ptr, size_t size)`.
+    FreesAddresses,
     /// Makes the device of argument 0 the calling thread's.
     SetsDevice,
     /// Makes the context of argument 0 the calling thread's.
@@ -145,7 +147,12 @@ impl Effect {
     pub const fn wants_stack(self) -> bool {
         matches!(
             self,
-            Self::Allocates { .. } | Self::Registers | Self::CreatesPhysical | Self::Maps
+            Self::Allocates { .. }
+                | Self::Registers
+                | Self::CreatesPhysical
+                | Self::Maps
+                | Self::CreatesContext { .. }
+                | Self::RetainsPrimary
         )
     }
 
@@ -276,6 +283,7 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemRelease", Effect::ReleasesPhysical),
     driver("cuMemMap", Effect::Maps),
     driver("cuMemUnmap", Effect::Unmaps),
+    driver("cuMemAddressFree", Effect::FreesAddresses),
     driver("cuCtxCreate", Effect::CreatesContext { device: 2 }),
     driver("cuCtxCreate_v2", Effect::CreatesContext { device: 2 }),
     driver("cuCtxCreate_v3", Effect::CreatesContext { device: 4 }),
@@ -317,6 +325,20 @@ pub fn function(number: u8) -> Option<&'static Function> {
 /// True for the name of a tracepoint, which reports blocks of the caching allocator.
 pub fn is_tracepoint(name: &str) -> bool {
     function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
+}
+
+/// Returns a function that gives out memory of a kind, of an API if that has one.
+pub fn allocating(api: Api, space: CudaMemoryKind) -> Option<&'static Function> {
+    let gives = |function: &&Function| match function.effect {
+        Effect::Allocates { space: given, .. } => given == space,
+        Effect::Registers => space == CudaMemoryKind::Registered,
+        Effect::CreatesPhysical => space == CudaMemoryKind::Virtual,
+        _ => false,
+    };
+    let mut all = FUNCTIONS.iter().filter(gives);
+    all.clone()
+        .find(|function| function.api == api)
+        .or_else(|| all.next())
 }
 
 pub fn function_named(name: &str) -> Option<&'static Function> {

@@ -4,7 +4,7 @@
 //! and MPS also choose devices. What it leads to is inferred, and dropped if the driver's process lists contradict it.
 
 use crate::cuda::nvml::{DeviceMemory, MigHardware};
-use crate::event::{DeviceIdentity, DeviceIndex, Gpu, IdentitySource, MigIdentity};
+use crate::event::{Bytes, DeviceIdentity, DeviceIndex, Gpu, IdentitySource, MigIdentity};
 
 /// CUDA's variables that choose and order devices.
 pub const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
@@ -17,6 +17,8 @@ pub type CudaVariables = [Option<String>; 2];
 pub struct Evidence {
     /// UUIDs that CUDA gave it, by ordinal.
     pub uuids: Vec<Option<[u8; 16]>>,
+    /// Memory of its devices as CUDA told it, by ordinal.
+    pub memory: Vec<Option<Bytes>>,
     /// Variables that its program was started with; `None` if they cannot be read.
     pub start: Option<CudaVariables>,
     /// The variables by now. CUDA reads them once, in `cuInit`: before or after a change.
@@ -54,10 +56,14 @@ pub fn identify(
             chosen().map(|chosen| gpu(chosen.device, chosen.mig, IdentitySource::Environment))
         }
     };
+    let memory = evidence.memory.get(usize::from(device.0));
     match gpu {
         Ok(gpu) => DeviceIdentity {
             device,
-            gpu: Some(gpu),
+            gpu: Some(Gpu {
+                memory: gpu.memory.or_else(|| memory.copied().flatten()),
+                ..gpu
+            }),
             unknown: None,
         },
         Err(reason) => DeviceIdentity::unknown(device, &reason),

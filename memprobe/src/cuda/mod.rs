@@ -3,5 +3,6 @@
 pub mod calls;
 pub mod checkpoint;
 pub mod identity;
+pub mod libraries;
 pub mod nvml;
 pub mod pools;

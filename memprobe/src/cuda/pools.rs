@@ -1,6 +1,7 @@
 //! Allocators that get a large block from CUDA and divide it themselves, by the functions and libraries that call CUDA.
 //!
-//! The calls show the outer block alone. Its name is inferred from the stack, and views say so.
+//! The calls show the outer block alone. Its name is inferred from the stack, and views say so. The prefixes are symbols
+//! of the libraries' public headers and sources, without a tag: a release that renames one gets no name here.
 
 /// Prefixes of functions of an allocator, each with its name.
 const FUNCTIONS: &[(&str, &str)] = &[

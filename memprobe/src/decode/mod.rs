@@ -14,7 +14,7 @@ use crate::event::Tgid;
 pub enum Record {
     /// An event of the allocator or of autograd's engine, with the reason for the memory.
     Memory(MemoryKind, MemoryRecord, PurposeHint),
-    /// A call into CUDA that succeeded, with a copy of the stack if the thread runs no Python.
+    /// A call into CUDA that succeeded or found no memory, with a copy of the stack if the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(StackHead, Vec<FrameRecord>),
     CodeFreed(Box<FreedCode>),
@@ -251,7 +251,7 @@ wire_numbers!(u8 u16 u32 u64 i64);
 wire_records! {
     MemoryRecord: kind device stack_state pad tid tgid node time_ns addr size allocated reserved stack;
     ShapeRecord: layout device_type dtype pad dimensions extent sizes;
-    CudaRecord: kind function stack_state wants_stack tid tgid pad time_ns entered_ns args caller on_stack
+    CudaRecord: kind function stack_state wants_stack tid tgid error time_ns entered_ns args caller on_stack
         description context out second_out stack;
     NodeMadeRecord: kind stack_state pad tid tgid pad2 node identity stack;
     NodeEnteredRecord: kind pad tid tgid number node identity table python_types;

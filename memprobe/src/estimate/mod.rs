@@ -244,13 +244,17 @@ impl Estimator {
                 translation.apply(event, &change, books);
                 self.cpu_peak = self.cpu_peak.max(self.books.now.cpu);
             }
-            Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
+            Event::Memory(event)
+                if matches!(event.action, Action::Alloc | Action::CudaAlloc)
+                    && event.size.0 > 0 =>
+            {
                 translation.missing.on_gpu += 1;
             }
             Event::Memory(_)
             | Event::AtAttach(_)
             | Event::BaselineLabels(_)
             | Event::Segments(_)
+            | Event::Driver(_)
             | Event::Thread(..)
             | Event::Capture(_) => {}
         }

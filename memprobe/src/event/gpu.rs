@@ -27,9 +27,8 @@ pub struct Gpu {
     /// MIG device of the GPU that the process has in its place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigIdentity>,
-    /// Its memory as the driver counts it; `None` if the driver does not say, and for MIG devices. Only live screens
-    /// show it.
-    #[serde(skip)]
+    /// Its memory as the driver counts it, or else as CUDA told the process; `None` if neither is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     pub source: IdentitySource,
 }

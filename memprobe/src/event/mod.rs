@@ -7,6 +7,7 @@ mod budget;
 pub mod bytes;
 mod capture_options;
 mod context;
+mod driver;
 mod gpu;
 mod kv_cache;
 mod names;
@@ -26,6 +27,7 @@ use strum::{EnumString, IntoStaticStr};
 pub use budget::{CaptureChange, CaptureLevel, ProbeCost, TimeShare};
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
+pub use driver::{DriverCount, DriverReading};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
 pub use kv_cache::{KvCaches, KvGap, KvPool, KvRequest, KvUnit, PrivateFree};
 pub use names::{
@@ -69,7 +71,10 @@ pub struct TimeNs(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Address(pub u64);
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
 pub struct Bytes(pub u64);
 
 /// A CUDA device ordinal as the target sees it (after `CUDA_VISIBLE_DEVICES`), or the CPU.
@@ -200,6 +205,8 @@ pub enum Event {
     BaselineLabels(Arc<BlockLabels>),
     /// The caching allocator's segments and pools, from its own tables.
     Segments(Arc<SegmentReading>),
+    /// Memory of the process's GPUs, as the driver counts it.
+    Driver(Arc<DriverReading>),
     /// The running totals of lost records, sent after a loss was noticed.
     Loss(Losses),
     /// The part of the detail that is recorded from now on, to keep the budget of `--max-overhead`.
@@ -217,6 +224,11 @@ pub enum Action {
     SegmentAlloc,
     /// The caching allocator returned a segment to CUDA.
     SegmentFree,
+    /// The memory behind a segment was given back to CUDA, and the caching allocator was not told: the segment stays
+    /// reserved. vLLM's sleep mode and torch_memory_saver do this.
+    SegmentSleep,
+    /// A segment that the caching allocator has got memory from CUDA again.
+    SegmentWake,
     /// CUDA allocated memory for a caller other than the caching allocator.
     CudaAlloc,
     /// A caller other than the caching allocator freed CUDA memory.
@@ -224,9 +236,19 @@ pub enum Action {
     /// The caching allocator gave up: an out-of-memory error follows in the target.
     #[strum(serialize = "oom")]
     OutOfMemory,
+    /// CUDA had no memory for a caller other than the caching allocator, which may go on without it.
+    #[strum(serialize = "cuda_oom")]
+    CudaOutOfMemory,
     /// The block was live when memprobe attached, according to the allocator's own tables.
     #[strum(serialize = "live_at_attach")]
     Held,
+}
+
+impl Action {
+    /// True for a request that failed for lack of memory.
+    pub const fn is_failure(self) -> bool {
+        matches!(self, Self::OutOfMemory | Self::CudaOutOfMemory)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
@@ -243,6 +265,8 @@ pub enum CudaMemoryKind {
     Pinned,
     /// Host memory of the process that was page-locked later (`cudaHostRegister`).
     Registered,
+    /// A CUDA context, by its handle. The driver alone knows how much memory it takes, so the size is 0.
+    Context,
 }
 
 impl CudaMemoryKind {
@@ -277,7 +301,7 @@ pub struct MemoryEvent {
     /// The allocator's own totals on that device after this event; `None` for segments, for which the
     /// allocator reports no totals.
     pub totals: Option<Totals>,
-    /// The stack of the allocation; [`StackId::NONE`] for frees.
+    /// The stack of the allocation or the failed request; [`StackId::NONE`] for frees.
     pub stack: StackId,
     /// The purpose of the block; [`PurposeId::NONE`] if unknown.
     pub shape: PurposeId,
@@ -286,6 +310,24 @@ pub struct MemoryEvent {
 }
 
 impl MemoryEvent {
+    /// True for the events of segments.
+    pub const fn is_of_segment(&self) -> bool {
+        matches!(
+            self.action,
+            Action::SegmentAlloc | Action::SegmentFree | Action::SegmentSleep | Action::SegmentWake
+        )
+    }
+
+    /// True if a part of an expandable segment was mapped or unmapped, by the caching allocator itself.
+    pub fn is_of_expandable_segment(&self) -> bool {
+        let is_part = |call: CudaCall| {
+            call.space == CudaMemoryKind::Virtual
+                && matches!(call.function, "cuMemMap" | "cuMemUnmap")
+        };
+        let is_segment = matches!(self.action, Action::SegmentAlloc | Action::SegmentFree);
+        is_segment && self.call.is_some_and(is_part)
+    }
+
     /// Returns the allocator's totals on the device just before this event. `reserved` is the value after the
     /// event, because the allocator reports no other.
     pub fn totals_before(&self) -> Totals {

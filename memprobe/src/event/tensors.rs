@@ -73,7 +73,7 @@ pub struct Block {
     pub requested: Option<Bytes>,
     pub device: DeviceIndex,
     /// The line that allocated it; `None` if the allocation was not recorded.
-    pub site: Option<Frame>,
+    pub site: Option<Arc<Frame>>,
     /// The purpose according to the events, as text: a library's workspace, scratch, a tensor. `None` if it
     /// was not recorded.
     pub purpose: Option<Arc<str>>,

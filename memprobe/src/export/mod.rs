@@ -3,9 +3,12 @@
 //! Each format is written from one replay of the recording ([`replay`]); those with a row for each event replay it
 //! again. Every allocation has the category that its whole life shows.
 
+mod allocation_rows;
 mod csv;
 mod folded;
 mod memory_viz;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod perfetto;
 mod phase_spans;
 mod pprof;
@@ -35,8 +38,10 @@ pub enum ExportFormat {
     MemoryViz,
     /// A trace for ui.perfetto.dev.
     Perfetto,
-    /// A row for each allocation.
+    /// A row for each allocation, as text.
     Csv,
+    /// A row for each allocation, in compressed columns.
+    Parquet,
 }
 
 /// Moment whose live memory a profile shows.
@@ -75,7 +80,7 @@ impl ExportFormat {
     pub const fn is_text(self) -> bool {
         match self {
             Self::Folded | Self::Speedscope | Self::Csv => true,
-            Self::Pprof | Self::MemoryViz | Self::Perfetto => false,
+            Self::Pprof | Self::MemoryViz | Self::Perfetto | Self::Parquet => false,
         }
     }
 
@@ -83,7 +88,7 @@ impl ExportFormat {
     pub const fn has_moment(self) -> bool {
         match self {
             Self::Folded | Self::Speedscope | Self::Pprof => true,
-            Self::MemoryViz | Self::Perfetto | Self::Csv => false,
+            Self::MemoryViz | Self::Perfetto | Self::Csv | Self::Parquet => false,
         }
     }
 
@@ -98,6 +103,7 @@ impl ExportFormat {
             Self::MemoryViz => "open it in https://pytorch.org/memory_viz",
             Self::Perfetto => "open it in https://ui.perfetto.dev",
             Self::Csv => "a row for each allocation",
+            Self::Parquet => "open it with pandas, Polars or DuckDB",
         }
     }
 }
@@ -114,6 +120,11 @@ pub enum ExportError {
     NoMoment(String),
     #[error("this format reads the recording twice, and a pipe can be read once: give a file")]
     Pipe,
+    #[cfg(not(feature = "parquet"))]
+    #[error(
+        "this memprobe was built without Parquet: give --format csv, or build it with `--features parquet`"
+    )]
+    LeftOut,
     /// There is nothing to export; the text has the reason and advice.
     #[error("the recording has nothing to export: {0}")]
     Nothing(String),
@@ -150,6 +161,10 @@ pub fn write_export<R: BufRead>(
             notes.extend(perfetto::write(&replay, &reader, progress, out)?);
         }
         ExportFormat::Csv => csv::write(&replay, &reader, progress, out)?,
+        #[cfg(feature = "parquet")]
+        ExportFormat::Parquet => parquet::write(&replay, &reader, progress, out)?,
+        #[cfg(not(feature = "parquet"))]
+        ExportFormat::Parquet => return Err(ExportError::LeftOut),
         ExportFormat::Folded | ExportFormat::Speedscope | ExportFormat::Pprof => {
             notes.extend(write_profile(&replay, request, out)?);
         }

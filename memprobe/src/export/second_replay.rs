@@ -10,7 +10,7 @@ use crate::attribution::allocations::{
     Allocation, AllocationNumbers, EventNumber, is_of_allocator,
 };
 use crate::attribution::segments::SegmentLedger;
-use crate::event::{Action, CudaMemoryKind, Event, MemoryEvent, Pool};
+use crate::event::{Action, Event, MemoryEvent, Pool};
 use crate::ledger::{Analysis as _, AnalyzedLedger, Change, Ledger, StackRef};
 use crate::recording::Reader;
 
@@ -27,14 +27,6 @@ pub(super) struct ReplayedEvent<'a, 'h> {
     /// Pool and stream of the segment at its address; `None` if they are not known.
     pub owner: Option<(Pool, u64)>,
     pub stack: StackRef,
-}
-
-impl ReplayedEvent<'_, '_> {
-    /// True for physical memory, whose event has a handle instead of an address.
-    pub(super) fn is_of_handle(&self) -> bool {
-        let call = self.event.call;
-        call.is_some_and(|call| call.space == CudaMemoryKind::Virtual)
-    }
 }
 
 /// Replays a recording once more; calls `each` with every memory event.

@@ -13,7 +13,7 @@ use super::tables::{BEFORE, TableBuilder};
 use crate::attribution::allocations::{Allocation, EventNumber};
 use crate::attribution::category::Category;
 use crate::attribution::segments::SegmentExtent;
-use crate::attribution::tables::SegmentRow;
+use crate::attribution::tables::{PoolOfStream, SegmentRow};
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::view::pool_name;
 
@@ -257,7 +257,7 @@ impl<'a> DeviceWriter<'a, '_> {
             if begin >= end {
                 continue;
             }
-            let name = pool_name(&empty_row(&span.extent));
+            let name = pool_name(PoolOfStream::of(&empty_row(&span.extent)));
             let pool = pools.iter().position(|known| *known == name);
             let pool = pool.unwrap_or_else(|| {
                 pools.push(name);

@@ -13,7 +13,7 @@ use crate::attribution::growth::{Growth, GrowthRetainer, StepUnit, Suspect};
 use crate::attribution::iterations::{Iteration, Iterations};
 use crate::event::{DeviceIndex, TimeNs, Totals};
 use crate::ledger::snapshot::Grouping;
-use crate::report::explain::{DeviceExplanation, MemoryPart, PartId, parts_of_moment};
+use crate::report::explain::{DeviceExplanation, PartId};
 use crate::report::purpose_name;
 use crate::view::{
     FileNames, clean, counted, device_name, iteration, iterations_by, named_stack, no_module,
@@ -65,9 +65,6 @@ pub(super) struct FailedFacts {
     /// Totals of the device then.
     #[serde(skip)]
     pub totals: Totals,
-    /// Parts of the reserved bytes then; only of the last failed request.
-    #[serde(skip)]
-    pub parts: Vec<MemoryPart>,
 }
 
 #[derive(Serialize)]
@@ -138,7 +135,11 @@ impl PageFacts {
             at.unwrap_or(order.len())
         });
         if options.paths == PagePaths::Whole {
-            builder.add_sources(options.source_of);
+            let recorded = &replay.recording.sources;
+            builder.add_sources(&|file| match recorded.file(file) {
+                Some(source) => Ok(source.sparse_text()),
+                None => (options.source_of)(file),
+            });
         }
         let notes = notes(replay, &devices);
         let facts = Self {
@@ -180,13 +181,10 @@ impl DevicePageFacts {
         };
         let written = writer.write(columns);
         let failed = events.failed.iter();
-        let mut failed: Vec<FailedFacts> = failed
+        let failed: Vec<FailedFacts> = failed
             .filter(|it| (window.first..window.end).contains(&it.event))
             .map(|it| failed_request(replay, events, window, it, builder))
             .collect();
-        if let Some(last) = failed.last_mut() {
-            last.parts = parts_at(replay, device, events, window.first + last.event);
-        }
         Self {
             name: device.to_string(),
             all_events: events.samples.len(),
@@ -278,7 +276,6 @@ fn failed_request(
         line,
         stack: named_stack(stack, MAX_FRAMES, |frame| builder.names.frame(frame)),
         totals: totals_at(events, failed.event),
-        parts: Vec::new(),
     }
 }
 
@@ -287,35 +284,6 @@ fn totals_at(events: &DeviceEvents, event: usize) -> Totals {
     sample.map_or(Totals::default(), |it| {
         Totals::of(it.allocated, it.reserved)
     })
-}
-
-/// Parts of the reserved bytes of a device after an event.
-fn parts_at(
-    replay: &PageReplay,
-    device: DeviceIndex,
-    events: &DeviceEvents,
-    event: usize,
-) -> Vec<MemoryPart> {
-    let (Some(number), Some(sample)) = (events.numbers.get(event), events.samples.get(event))
-    else {
-        return Vec::new();
-    };
-    let all = replay.history.allocations.allocations().iter();
-    let live = all.filter(|it| it.device == device && it.is_live_at(*number));
-    let mut by_category = [0_u64; Category::ALL.len()];
-    let mut labeled = 0_u64;
-    for allocation in live {
-        let Some(category) = allocation.category else {
-            continue;
-        };
-        by_category[category as usize] += allocation.size.0;
-        if allocation.is_baseline {
-            labeled += allocation.size.0;
-        }
-    }
-    let by_category = Category::ALL.iter().copied().zip(by_category);
-    let before_attach = sample.before_attach.saturating_sub(labeled);
-    parts_of_moment(by_category, before_attach, totals_at(events, event))
 }
 
 fn iterations(

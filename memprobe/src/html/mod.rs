@@ -1,14 +1,18 @@
 //! Recordings as one HTML file, which opens without network.
 //!
-//! One replay ([`replay`]) feeds the page. The file holds the verdict, the parts and the largest rows as text, and all
-//! events and allocations of each device as compressed columns ([`device`]). The scripts rebuild any moment from them.
+//! One replay ([`replay`]) feeds the page of a recording. The file holds the verdict, the parts and the largest rows as
+//! text, and all events and allocations of each device as compressed columns ([`device`]). The scripts rebuild any moment
+//! from them. Pages of a directory ([`ranks`]) and of an annotated source have no script.
 
+mod annotated;
 mod columns;
 mod device;
 mod facts;
 mod history;
 mod page;
+mod ranks;
 mod replay;
+mod static_page;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -19,6 +23,9 @@ use std::sync::atomic::AtomicU64;
 use crate::attribution::iterations::IterationLine;
 use crate::recording::Reader;
 use crate::report::ReportError;
+pub use annotated::write_annotated_page;
+pub use ranks::write_rank_page;
+
 use facts::PageFacts;
 use replay::PageReplay;
 

@@ -3,7 +3,6 @@
 //! Texts from the target stand in the markup only escaped, and otherwise in the compressed data. The policy of the page
 //! allows its own script and style, by their hashes, and no connection.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use base64::Engine as _;
@@ -18,11 +17,11 @@ use super::replay::PageReplay;
 use super::{PageOptions, PagePaths};
 use crate::event::Bytes;
 use crate::event::bytes::human;
-use crate::report::explain::MemoryPart;
-use crate::view::{clean, percent};
+use crate::report::explain::{ExplanationSource, MemoryPart, OwnedBy, RecordedMoment};
+use crate::view::{clean, device_name, escaped, percent};
 
 const TEMPLATE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
+pub(super) const STYLE: &str = include_str!("page.css");
 const SCRIPTS: [&str; 9] = [
     include_str!("scripts/data.js"),
     include_str!("scripts/moments.js"),
@@ -68,7 +67,8 @@ pub(super) fn write(
             "verdict" => write!(out, "{}", escaped(&replay.explanation.verdict()))?,
             "failed" => write_failed(facts, out)?,
             "notes" => write_notes(replay, facts, out)?,
-            "card" => write_card(replay, facts, out)?,
+            "card" => write_card(replay, out)?,
+            "measures" => write_measures(replay, out)?,
             "rows" => write_rows(replay, out)?,
             "data" => write_data(facts, columns, out)?,
             _ => {}
@@ -77,26 +77,7 @@ pub(super) fn write(
     out.write_all(rest.as_bytes())
 }
 
-/// Escapes a text for markup and for attributes in quotes.
-fn escaped(text: &str) -> Cow<'_, str> {
-    if !text.contains(['&', '<', '>', '"', '\'']) {
-        return text.into();
-    }
-    let mut escaped = String::with_capacity(text.len() + 16);
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped.into()
-}
-
-fn hash(text: &str) -> String {
+pub(super) fn hash(text: &str) -> String {
     BASE64.encode(Sha256::digest(text))
 }
 
@@ -160,24 +141,34 @@ fn write_failed(facts: &PageFacts, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// The parts of the device of the verdict, as a bar and a list: at its last failed request, or at its peak.
-fn write_card(replay: &PageReplay, facts: &PageFacts, out: &mut impl Write) -> io::Result<()> {
+fn write_card(replay: &PageReplay, out: &mut impl Write) -> io::Result<()> {
     let Some(device) = replay.explanation.devices.first() else {
         return writeln!(out, "<p>No allocator of PyTorch has memory here.</p>");
     };
-    let own = facts.devices.first();
-    let last = own.and_then(|own| own.failed.last());
-    let failed = last.map_or(0, |it| it.size);
-    let (parts, moment) = match last {
-        Some(failed) => (&failed.parts, "at the last failed request"),
-        None => (&device.parts, "at its peak"),
+    let failed = device.failed.as_ref().map_or(0, |failed| failed.size.0);
+    let moment = match &replay.explanation.source {
+        ExplanationSource::Recording {
+            moment: RecordedMoment::OutOfMemory,
+            ..
+        } => "at the last failed request",
+        ExplanationSource::Recording {
+            moment: RecordedMoment::Requested,
+            ..
+        } => "at the request of the dump",
+        _ => "at its peak",
     };
+    let parts = &device.parts;
     let whole: u64 = parts.iter().map(|part| part.bytes.0).sum();
     let scale = whole.saturating_add(failed).max(1);
     let units = |bytes: u64| (u128::from(bytes) * u128::from(BAR) / u128::from(scale)) as u64;
     let caption = format!(
-        "{} {moment}: {} reserved",
-        device.index,
-        human(Bytes(whole))
+        "{} {moment}: {} {}",
+        device_name(&replay.explanation.target, device.index),
+        human(Bytes(whole)),
+        match device.gpu {
+            Some(_) => "of the GPU",
+            None => "reserved",
+        }
     );
     writeln!(out, "<p class=\"caption\">{}</p>", escaped(&caption))?;
     writeln!(
@@ -244,13 +235,38 @@ fn write_parts(
     writeln!(out, "</ul>")
 }
 
+/// Measures against a full GPU, for the device of the verdict.
+fn write_measures(replay: &PageReplay, out: &mut impl Write) -> io::Result<()> {
+    let devices = &replay.explanation.devices;
+    let measures = devices.first().map_or(&[][..], |it| &it.measures);
+    if measures.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "<h2>Would give back</h2>\n<ul class=\"measures\">")?;
+    for measure in measures {
+        let most = if measure.at_most { "at most " } else { "" };
+        writeln!(
+            out,
+            "<li><b>{most}{}</b> <code>{}</code> {}</li>",
+            human(measure.bytes),
+            escaped(&clean(&measure.action)),
+            escaped(measure.because)
+        )?;
+    }
+    writeln!(out, "</ul>")
+}
+
 /// The largest lines of each device as text, for browsers without scripts.
 fn write_rows(replay: &PageReplay, out: &mut impl Write) -> io::Result<()> {
     for device in &replay.explanation.devices {
         writeln!(
             out,
-            "<h2>{}: lines at the peak</h2>\n<table><tr><th>at peak</th><th>line</th></tr>",
-            device.index
+            "<h2>{}: {}</h2>\n<table><tr><th>bytes</th><th>line</th></tr>",
+            device.index,
+            match device.owned {
+                OwnedBy::LiveLine => "lines at that moment",
+                _ => "lines at the peak",
+            }
         )?;
         for owner in device.owners.iter().take(MAX_ROWS) {
             let name = owner.name.as_deref().unwrap_or_default();
@@ -289,16 +305,6 @@ fn write_data(facts: &PageFacts, columns: &Columns, out: &mut impl Write) -> io:
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn texts_of_the_target_are_no_markup() {
-        let text = "<img src=x onerror=\"alert('1')\"> & more";
-        assert_eq!(
-            escaped(text),
-            "&lt;img src=x onerror=&quot;alert(&#39;1&#39;)&quot;&gt; &amp; more"
-        );
-        assert!(matches!(escaped("train.py:31"), Cow::Borrowed(_)));
-    }
 
     #[test]
     fn scripts_do_not_end_their_element_and_use_no_markup_from_data() {

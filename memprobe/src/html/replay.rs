@@ -1,4 +1,4 @@
-//! The one replay behind a page: all analyses at once.
+//! The replay behind a page: all analyses at once. The explanation replays parts once more.
 
 use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::ledger::snapshot::Grouping;
 use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::recording::{Reader, RecordingError};
 use crate::report::RecordingReplay;
-use crate::report::explain::{Explanation, RecordingEvidence};
+use crate::report::explain::{Explanation, RecordingEvidence, failure_evidence};
 
 /// A replayed recording with everything that its page shows.
 pub(super) struct PageReplay {
@@ -39,7 +39,9 @@ impl PageReplay {
             table,
         };
         let growth = GrowthLedger::new(Grouping::User, line);
-        let analyses = (with_categories, (growth, SegmentSpans::default()));
+        let again = reader.reopened();
+        let segments = (SegmentSpans::default(), failure_evidence(&reader));
+        let analyses = (with_categories, (growth, segments));
         let header = reader.header();
         let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
         for event in reader.by_ref() {
@@ -48,7 +50,7 @@ impl PageReplay {
         }
         let recording = RecordingReplay::of(&mut replay, &reader, Grouping::User);
         let AnalyzedLedger { ledger, analyses } = replay;
-        let (WithCategories { categories, table }, (growth, segments)) = analyses;
+        let (WithCategories { categories, table }, (growth, (segments, failure))) = analyses;
         let (peaks, mut history) = table;
         history.allocations.finish(&ledger, &categories);
         let evidence = RecordingEvidence {
@@ -58,7 +60,7 @@ impl PageReplay {
             growth: &growth,
         };
         Ok(Self {
-            explanation: evidence.explain(file),
+            explanation: evidence.explain_moment(failure, again, file)?,
             iterations: categories.iterations(),
             recording,
             ledger,

@@ -12,6 +12,7 @@ use crate::event::{Action, DeviceIndex, Event, Target};
 use crate::ledger::Ledger;
 use crate::recording::generated::any_stream;
 use crate::recording::samples::{compact_recording, late_attach, recording, story};
+use crate::report::explain::explain_recording;
 
 fn no_source(_: &str) -> Result<String, String> {
     Err("tests have none".to_owned())
@@ -163,7 +164,19 @@ fn a_failed_request_is_the_moment_of_the_page() {
         (failed.size, failed.event + 1),
         (1 << 40, device.columns.events)
     );
-    let parts: u64 = failed.parts.iter().map(|part| part.bytes.0).sum();
+
+    // The top of the page is what `explain` says of the same file.
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), compact_recording(&story())).expect("written");
+    let reader = || Reader::open(file.path()).expect("a recording");
+    let progress = AtomicU64::new(0);
+    let replay = PageReplay::run(reader(), "trace.mprb", None, &progress).expect("replayed");
+    let explained = explain_recording(reader(), "trace.mprb").expect("an explanation");
+    assert_eq!(replay.explanation.verdict(), explained.verdict());
+    let of_page = &replay.explanation.devices[0];
+    assert_eq!(of_page.measures, explained.devices[0].measures);
+    assert!(of_page.failed.is_some());
+    let parts: u64 = of_page.parts.iter().map(|part| part.bytes.0).sum();
     assert_eq!(parts, failed.totals.reserved.0);
 }
 

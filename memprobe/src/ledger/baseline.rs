@@ -4,7 +4,7 @@
 //! block, which was allocated after attach.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::block_store::{BlockId, BlockStore};
@@ -39,7 +39,24 @@ impl BaselineGroups {
             *blocks = blocks.saturating_add(1);
             self.blocks.insert(id, CompactIndex::of(group));
         }
-        self.last = Some(Arc::clone(labels));
+        self.last = Some(self.merged(labels, store));
+    }
+
+    /// Adds the earlier labels of live blocks that a reading does not name.
+    fn merged(&self, labels: &Arc<BlockLabels>, store: &BlockStore) -> Arc<BlockLabels> {
+        let Some(last) = &self.last else {
+            return Arc::clone(labels);
+        };
+        let named: HashSet<_> = baseline_of(labels, store).map(|(id, _)| id).collect();
+        let earlier = baseline_of(last, store).filter(|(id, _)| !named.contains(id));
+        let mut earlier = earlier.map(|(_, block)| block.clone()).peekable();
+        if earlier.peek().is_none() {
+            return Arc::clone(labels);
+        }
+        Arc::new(BlockLabels {
+            blocks: labels.blocks.iter().cloned().chain(earlier).collect(),
+            ..BlockLabels::clone(labels)
+        })
     }
 
     /// Removes a block that has ended.
@@ -94,17 +111,26 @@ impl BaselineGroups {
         groups
     }
 
-    /// Labels read last, of the blocks that are live; `None` without any.
+    /// Labels of the blocks that are live; `None` without any.
     pub(super) fn restate(&self, now: TimeNs, store: &BlockStore) -> Option<BlockLabels> {
-        let last = self.last.as_ref()?;
-        let live = baseline_of(last, store).map(|(_, block)| block.clone());
+        let labels = self.keyframe(store)?;
         let labels = BlockLabels {
             time: now,
+            ..labels
+        };
+        (!labels.blocks.is_empty()).then_some(labels)
+    }
+
+    /// Labels of the blocks that are live; `None` if no reading named any.
+    pub(super) fn keyframe(&self, store: &BlockStore) -> Option<BlockLabels> {
+        let last = self.last.as_ref()?;
+        let live = baseline_of(last, store).map(|(_, block)| block.clone());
+        Some(BlockLabels {
+            time: last.time,
             tgid: last.tgid,
             blocks: live.collect(),
             optimizers: Vec::new(),
-        };
-        (!labels.blocks.is_empty()).then_some(labels)
+        })
     }
 }
 

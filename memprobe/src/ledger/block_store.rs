@@ -1,7 +1,6 @@
 //! Store of live blocks: a slab of blocks, and an ordered index of addresses for each device.
 
-use std::collections::BTreeMap;
-
+use super::block_addresses::BlockAddresses;
 use super::call_sites::CallSiteId;
 use super::caps::{Budget, Caps};
 use super::definitions::{Definitions, StackRef};
@@ -57,9 +56,9 @@ const _: () = assert!(size_of::<LiveBlock>() == 32);
 
 /// Live blocks of all devices, and what their fields refer to. Blocks of a device never overlap.
 ///
-/// An ordered map finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
-/// hash table would also hold two tables at once while it grows. The map has only numbers of blocks: it is half empty
-/// where a program allocates at rising addresses, and what depends on a block is read from the slab anyway.
+/// An ordered index finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
+/// hash table would also hold two tables at once while it grows. The index has only numbers of blocks: what depends on
+/// a block is read from the slab anyway.
 #[derive(Clone, Debug)]
 pub(super) struct BlockStore {
     pub(super) definitions: Definitions,
@@ -70,7 +69,7 @@ pub(super) struct BlockStore {
     /// Number of those that can be reused; the last event ended the others.
     reusable: usize,
     /// Live blocks by address, indexed by device.
-    by_address: Vec<BTreeMap<u64, BlockId>>,
+    by_address: Vec<BlockAddresses>,
 }
 
 impl Default for BlockStore {
@@ -124,7 +123,8 @@ impl BlockStore {
         block.call_site = call_site;
         let (device, addr) = (usize::from(block.device.0), block.addr);
         if self.by_address.len() <= device {
-            self.by_address.resize_with(device + 1, BTreeMap::new);
+            self.by_address
+                .resize_with(device + 1, BlockAddresses::default);
         }
         self.by_address[device].insert(addr.0, id);
         true
@@ -133,7 +133,7 @@ impl BlockStore {
     /// Ends the block at an address.
     pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get_mut(usize::from(device.0))?;
-        let ended = blocks.remove(&addr.0)?;
+        let ended = blocks.remove(addr.0)?;
         self.vacant.push(ended);
         self.budget.give_block_back();
         Some(ended)
@@ -146,12 +146,16 @@ impl BlockStore {
         addr: Address,
         size: Bytes,
     ) -> Option<BlockId> {
-        self.take(device, self.last_overlapping(device, addr, size)?)
+        let blocks = self.by_address.get_mut(usize::from(device.0))?;
+        let last = blocks.find_last_before(end(addr, size));
+        self.take(device, self.overlapping(last, addr)?)
     }
 
     /// Returns true if no block shares a byte with `addr..addr + size`.
     pub(super) fn is_vacant(&self, device: DeviceIndex, addr: Address, size: Bytes) -> bool {
-        self.last_overlapping(device, addr, size).is_none()
+        let blocks = self.by_address.get(usize::from(device.0));
+        let last = blocks.and_then(|blocks| blocks.last_before(end(addr, size)));
+        self.overlapping(last, addr).is_none()
     }
 
     pub(super) fn get(&self, id: BlockId) -> &LiveBlock {
@@ -160,21 +164,21 @@ impl BlockStore {
 
     pub(super) fn at(&self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get(usize::from(device.0))?;
-        blocks.get(&addr.0).copied()
+        blocks.get(addr.0)
     }
 
     /// Live blocks, by device and address.
     pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
-        let blocks = self.by_address.iter().flat_map(BTreeMap::values);
-        blocks.map(|id| (*id, self.get(*id)))
+        let blocks = self.by_address.iter().flat_map(BlockAddresses::blocks);
+        blocks.map(|id| (id, self.get(id)))
     }
 
-    fn last_overlapping(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Address> {
-        let blocks = self.by_address.get(usize::from(device.0))?;
+    /// Returns the address of the last block before an end, if it reaches beyond the start.
+    fn overlapping(&self, last: Option<(u64, BlockId)>, start: Address) -> Option<Address> {
         // Blocks do not overlap, so the last that begins before the end also ends last.
-        let (start, last) = blocks.range(..end(addr, size)).next_back()?;
-        let start = Address(*start);
-        (end(start, self.get(*last).size) > addr.0).then_some(start)
+        let (addr, id) = last?;
+        let addr = Address(addr);
+        (end(addr, self.get(id).size) > start.0).then_some(addr)
     }
 }
 

@@ -38,7 +38,8 @@ pub(super) struct CudaLedger {
 impl CudaName {
     fn of(event: &MemoryEvent, space: CudaMemoryKind) -> Self {
         match space {
-            CudaMemoryKind::Array => Self::Array(event.addr.0),
+            // Both are objects of the driver: no two live ones have the same number.
+            CudaMemoryKind::Array | CudaMemoryKind::Context => Self::Array(event.addr.0),
             CudaMemoryKind::Virtual => Self::Handle(event.addr.0),
             CudaMemoryKind::Device
             | CudaMemoryKind::Managed
@@ -73,7 +74,9 @@ impl CudaLedger {
         started: TimeNs,
         store: &mut BlockStore,
     ) -> Change {
-        self.layer = self.layer.max(SoftwareLayer::of(call));
+        if call.space != CudaMemoryKind::Context {
+            self.layer = self.layer.max(SoftwareLayer::of(call));
+        }
         let name = CudaName::of(event, call.space);
         self.end(name, event.time, store);
         let stack = store.definitions.stack_ref(event.stack);
@@ -115,7 +118,9 @@ impl CudaLedger {
         call: CudaCall,
         store: &mut BlockStore,
     ) -> Change {
-        self.layer = self.layer.max(SoftwareLayer::of(call));
+        if call.space != CudaMemoryKind::Context {
+            self.layer = self.layer.max(SoftwareLayer::of(call));
+        }
         self.end(CudaName::of(event, call.space), event.time, store);
         Change::Cuda
     }
@@ -267,6 +272,53 @@ impl CudaLedger {
         groups.chain(devices.map(|device| &mut device.call_sites))
     }
 
+    /// Devices on which a library got memory.
+    pub(super) fn devices_with_memory(&self) -> impl Iterator<Item = DeviceIndex> {
+        self.groups.iter().filter_map(|group| group.key.2)
+    }
+
+    /// Live bytes that lie on a device; `None` for memory whose device is not known.
+    pub(super) fn live_on(&self, device: Option<DeviceIndex>) -> u64 {
+        let groups = self.groups.iter().filter(|group| {
+            let (_, space, on) = &group.key;
+            space.is_on_device() && *on == device
+        });
+        groups.map(|group| group.tally.live).sum()
+    }
+
+    /// Memory on devices by library, largest first; also of processes without a caching allocator.
+    pub(super) fn on_devices(
+        &self,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Vec<OutsideRow> {
+        self.rows(CudaMemoryKind::is_on_device, grouping, definitions)
+    }
+
+    /// Contexts by library, with the lines that made them.
+    pub(super) fn contexts(
+        &self,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Vec<OutsideRow> {
+        let is_context = |space| space == CudaMemoryKind::Context;
+        self.rows(is_context, grouping, definitions)
+    }
+
+    fn rows(
+        &self,
+        is_listed: impl Fn(CudaMemoryKind) -> bool,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Vec<OutsideRow> {
+        let groups = self.groups.iter().filter(|group| is_listed(group.key.1));
+        let mut rows: Vec<_> = groups
+            .map(|group| row(group, grouping, definitions))
+            .collect();
+        rows.sort_by(|one, other| (other.live, &one.library).cmp(&(one.live, &other.library)));
+        rows
+    }
+
     /// Snapshot for views. With a caching allocator it has all groups, otherwise those not known to
     /// be on a device.
     pub(super) fn snapshot(
@@ -275,7 +327,10 @@ impl CudaLedger {
         grouping: Grouping,
         definitions: &Definitions,
     ) -> CudaSnapshot {
-        let is_listed = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
+        let is_listed = |group: &&Group| {
+            let space = group.key.1;
+            space != CudaMemoryKind::Context && (allocator_speaks || !space.is_on_device())
+        };
         let mut rows: Vec<_> = self
             .groups
             .iter()

@@ -8,10 +8,13 @@ use std::sync::Arc;
 pub use super::agreement::Agreement;
 pub use super::caps::Refused;
 use super::snapshot::{BudgetState, Health, SoftwareLayer};
-use super::{BlockStore, CudaLedger, Dense as _, DeviceLedger, Ledger, StackRef};
+use super::{
+    BlockStore, CudaLedger, Dense as _, DeviceLedger, DriverMemories, Ledger, SegmentMemory,
+    StackRef,
+};
 use crate::event::{
-    Address, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId, SegmentReading,
-    Stack, StackId, Target, Tid, TimeNs, Totals,
+    Address, BlockLabels, BlockPurpose, Bytes, CudaMemoryKind, DeviceIndex, Losses, PurposeId,
+    SegmentReading, Stack, StackId, Target, Tid, TimeNs, Totals,
 };
 
 /// State of a [`Ledger`] between two events.
@@ -40,6 +43,15 @@ pub struct LedgerKeyframe {
     pub cuda: CudaKeyframe,
     /// Last reading of the allocator's segments.
     pub segments: Option<Arc<SegmentReading>>,
+    pub segment_memory: Vec<SegmentMemoryKeyframe>,
+    /// Last answers of the driver.
+    pub driver: DriverMemories,
+    /// Reserved bytes by device.
+    pub reserved: Vec<(DeviceIndex, Bytes)>,
+    /// Labels of live blocks from before attach.
+    pub baseline_labels: Option<Arc<BlockLabels>>,
+    /// Latest labels of blocks that are live since. The ledger has none: its caller keeps them.
+    pub labels: Option<Arc<BlockLabels>>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +71,31 @@ pub struct DeviceKeyframe {
     pub call_sites: CallSitesKeyframe,
     /// Live blocks by address.
     pub blocks: Vec<BlockKeyframe>,
+}
+
+/// Memory of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentMemoryKeyframe {
+    pub addr: Address,
+    pub size: Bytes,
+    pub device: Option<DeviceIndex>,
+    pub kind: CudaMemoryKind,
+    pub is_asleep: bool,
+    /// Number of the stack.
+    pub stack: u32,
+}
+
+impl SegmentMemoryKeyframe {
+    fn of(memory: &SegmentMemory) -> Self {
+        Self {
+            addr: memory.addr,
+            size: memory.size,
+            device: memory.device,
+            kind: memory.kind,
+            is_asleep: memory.is_asleep,
+            stack: u32::try_from(memory.stack.index()).unwrap_or_default(),
+        }
+    }
 }
 
 /// Live block of PyTorch's allocator.
@@ -173,6 +210,19 @@ impl Ledger {
             devices,
             cuda: self.cuda.keyframe(),
             segments: self.segments.clone(),
+            segment_memory: self
+                .segment_memory
+                .iter()
+                .map(SegmentMemoryKeyframe::of)
+                .collect(),
+            driver: self.driver.clone(),
+            reserved: self
+                .reserved
+                .iter()
+                .map(|(device, bytes)| (*device, *bytes))
+                .collect(),
+            baseline_labels: self.baseline.keyframe(&self.store).map(Arc::new),
+            labels: None,
         }
     }
 
@@ -194,7 +244,23 @@ impl Ledger {
         ledger.last_event = keyframe.last_event;
         ledger.malformed = keyframe.malformed;
         ledger.agreement = keyframe.agreement;
+        if let Some(labels) = &keyframe.baseline_labels {
+            ledger.baseline.label(labels, &ledger.store);
+        }
         ledger.segments.clone_from(&keyframe.segments);
+        for memory in &keyframe.segment_memory {
+            let stack = ledger.store.definitions.numbered(memory.stack)?;
+            ledger.segment_memory.insert(SegmentMemory {
+                addr: memory.addr,
+                size: memory.size,
+                device: memory.device,
+                kind: memory.kind,
+                is_asleep: memory.is_asleep,
+                stack,
+            });
+        }
+        ledger.driver.clone_from(&keyframe.driver);
+        ledger.reserved = keyframe.reserved.iter().copied().collect();
         ledger.health = Health {
             events: keyframe.events,
             losses: keyframe.losses,

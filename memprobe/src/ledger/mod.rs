@@ -9,6 +9,7 @@
 mod agreement;
 mod analysis;
 mod baseline;
+mod block_addresses;
 mod block_store;
 mod call_sites;
 mod caps;
@@ -17,6 +18,7 @@ mod cuda;
 pub(crate) mod definitions;
 mod dense;
 mod device;
+mod driver_memory;
 pub mod grouping;
 mod growth;
 pub mod host;
@@ -24,6 +26,7 @@ mod iteration_recorder;
 pub mod keyframe;
 mod rate;
 mod restate;
+mod segment_memory;
 pub mod snapshot;
 mod summary;
 pub mod suspension;
@@ -45,11 +48,13 @@ pub use change::{Change, Freed};
 pub use definitions::{SiteRef, StackRef};
 pub use dense::{CompactIndex, Dense, DenseMap, PerBlock, PerStack};
 pub use device::TotalsSample;
+pub use driver_memory::{DriverMemories, DriverMemoryState, saturated};
 pub use restate::Restated;
+pub use segment_memory::SegmentMemory;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, CaptureChange, DeviceIndex, Event, Losses,
+    Action, Address, AtAttach, BlockPurpose, Bytes, CaptureChange, DeviceIndex, Event, Losses,
     MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
@@ -61,8 +66,10 @@ use definitions::slot;
 use device::{DeviceLedger, Disagreement};
 use iteration_recorder::IterationRecorder;
 use rate::{MovingRate, Ticks};
+use segment_memory::SegmentMemories;
 use snapshot::{
-    BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks,
+    BudgetState, Grouping, Health, OutsideRow, PurposeInfo, Site, Snapshot, TargetState,
+    TimelineMarks,
 };
 
 /// Ledger of one process, updated by each event.
@@ -85,6 +92,10 @@ pub struct Ledger {
     iterations: IterationRecorder,
     /// For analyses that begin later; the ledger's own totals come with each event.
     segments: Option<Arc<SegmentReading>>,
+    segment_memory: SegmentMemories,
+    driver: DriverMemories,
+    /// Reserved bytes of the caching allocator. Its own totals come with blocks only, and segments may change after them.
+    reserved: BTreeMap<DeviceIndex, Bytes>,
 }
 
 impl Ledger {
@@ -115,6 +126,73 @@ impl Ledger {
         self.segments.as_ref()
     }
 
+    /// Memory behind the allocator's segments, by address, as far as events announced it.
+    pub fn segment_memory(&self) -> impl Iterator<Item = &SegmentMemory> {
+        self.segment_memory.iter()
+    }
+
+    /// Memory on devices that others than the caching allocator got from CUDA, by library, largest first.
+    pub fn cuda_on_devices(&self, grouping: Grouping) -> Vec<OutsideRow> {
+        let definitions = &self.store.definitions;
+        self.cuda.on_devices(grouping, definitions)
+    }
+
+    /// CUDA's contexts by the library that made them, with the lines.
+    pub fn contexts(&self, grouping: Grouping) -> Vec<OutsideRow> {
+        let definitions = &self.store.definitions;
+        self.cuda.contexts(grouping, definitions)
+    }
+
+    /// Last answers of the driver.
+    pub fn driver(&self) -> &DriverMemories {
+        &self.driver
+    }
+
+    /// Reserved bytes of the caching allocator on a device, also after the last block.
+    pub fn reserved(&self, device: DeviceIndex) -> Bytes {
+        self.reserved.get(&device).copied().unwrap_or_default()
+    }
+
+    /// Follows the reserved bytes.
+    fn note_reserved(&mut self, event: &MemoryEvent) {
+        let Some(device) = event.device.filter(|device| *device < DeviceIndex::CPU) else {
+            return;
+        };
+        let reserved = self.reserved.entry(device).or_default();
+        reserved.0 = match (event.action, event.totals) {
+            (_, Some(totals)) => totals.reserved.0,
+            (Action::SegmentAlloc, None) => reserved.0.saturating_add(event.size.0),
+            (Action::SegmentFree, None) => reserved.0.saturating_sub(event.size.0),
+            _ => reserved.0,
+        };
+    }
+
+    /// The device of all memory whose device is not known: it can be no other.
+    pub fn only_device(&self) -> Option<DeviceIndex> {
+        let allocator = self.devices.keys().copied();
+        let devices = allocator.chain(self.cuda.devices_with_memory());
+        let mut devices = devices.filter(|device| *device < DeviceIndex::CPU);
+        let first = devices.next()?;
+        devices.all(|device| device == first).then_some(first)
+    }
+
+    /// Bytes of known allocations on a device: the allocator's reserved bytes as far as CUDA backs them, and the memory
+    /// of others.
+    pub fn known_on_device(&self, device: DeviceIndex) -> i64 {
+        let reserved = saturated(self.reserved(device).0);
+        let unbacked = self.segment_memory.iter().filter(|memory| {
+            memory.device == Some(device) && (memory.is_asleep || !memory.kind.is_on_device())
+        });
+        let unbacked: u64 = unbacked.map(|memory| memory.size.0).sum();
+        let mut others = saturated(self.cuda.live_on(Some(device)));
+        if self.only_device() == Some(device) {
+            others = others.saturating_add(saturated(self.cuda.live_on(None)));
+        }
+        reserved
+            .saturating_add(others)
+            .saturating_sub(saturated(unbacked))
+    }
+
     pub fn apply(&mut self, event: &Event) -> Change {
         self.store.release_ended();
         let BlockStore {
@@ -137,7 +215,19 @@ impl Ledger {
                 self.iterations.mark(mark, site);
                 self.mark(mark.time, TimelineMarks::of_phase(mark.phase));
             }
-            Event::Segments(reading) => self.segments = Some(Arc::clone(reading)),
+            Event::Segments(reading) => {
+                self.segment_memory.read(reading);
+                for device in &reading.devices {
+                    self.reserved.insert(device.device, device.totals.reserved);
+                }
+                self.segments = Some(Arc::clone(reading));
+            }
+            Event::Driver(reading) => {
+                let mut driver = std::mem::take(&mut self.driver);
+                let known = |device| self.known_on_device(device);
+                driver.read(reading, known);
+                self.driver = driver;
+            }
             Event::BaselineLabels(labels) => self.baseline.label(labels, &self.store),
             Event::BlockLabels(labels) => {
                 self.baseline.label(labels, &self.store);
@@ -165,6 +255,7 @@ impl Ledger {
             self.started = self.started.min(found.time);
         }
         let started = self.started;
+        self.reserved.entry(index).or_insert(found.totals.reserved);
         self.devices
             .entry(index)
             .and_modify(|device| device.correct(found))
@@ -206,11 +297,19 @@ impl Ledger {
             self.last_event = self.last_event.max(Some(event.time));
             self.health.events = self.health.events.saturating_add(1);
         }
-        if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) {
+        self.note_reserved(event);
+        if event.is_of_segment() {
+            self.driver.changed = self.driver.changed.max(event.time);
+            let stack = self.stack_ref(event.stack);
+            self.segment_memory.apply(event, stack);
             return Change::Segment;
         }
         if matches!(event.action, Action::CudaAlloc | Action::CudaFree) {
+            self.driver.changed = self.driver.changed.max(event.time);
             return self.apply_cuda(event);
+        }
+        if event.action == Action::CudaOutOfMemory {
+            return Change::Noted;
         }
         let Some(index) = device::plausible_device(event) else {
             self.malformed = self.malformed.saturating_add(1);

@@ -406,6 +406,7 @@ fn garbage() -> impl Strategy<Value = Event> {
         Action::SegmentAlloc,
         Action::SegmentFree,
         Action::OutOfMemory,
+        Action::CudaOutOfMemory,
         Action::Held,
     ]);
     let totals = prop::option::weighted(0.9, (number(), number()));

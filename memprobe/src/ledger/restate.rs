@@ -7,9 +7,11 @@ use super::Ledger;
 use super::block_store::LiveBlock;
 use super::definitions::StackRef;
 use super::dense::Dense as _;
+use super::keyframe::{CallSiteKey, CudaName};
+use super::snapshot::SoftwareLayer;
 use crate::event::{
-    Action, AtAttach, Bytes, Event, MemoryEvent, PurposeId, SegmentReading, StackId, Tgid, Tid,
-    TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent, PurposeId,
+    SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
 };
 
 /// Events that bring an empty ledger to the live state of another one.
@@ -42,6 +44,7 @@ impl Ledger {
             .extend(purposes.map(|(id, purpose)| Event::BlockPurpose(id, purpose)));
         restated.define_stacks(self, &blocks);
         self.restate_devices(now, &blocks, &mut restated.events);
+        self.restate_segments(now, &mut restated.events);
         let labels = self.baseline.restate(now, &self.store);
         let labels = labels.map(|labels| Event::BaselineLabels(Arc::new(labels)));
         restated.events.extend(labels);
@@ -57,6 +60,92 @@ impl Ledger {
         restated.events.extend(definitions.stack_ids());
         restated.events.extend(definitions.thread_names());
         restated
+    }
+
+    /// Restates the memory of segments, and what of it sleeps.
+    fn restate_segments(&self, now: TimeNs, events: &mut Vec<Event>) {
+        let tgid = self.target.tgid.unwrap_or(Tgid(0));
+        for memory in self.segment_memory() {
+            let call = |function| CudaCall {
+                function,
+                space: memory.kind,
+            };
+            let (alloc, release) = match memory.kind {
+                CudaMemoryKind::Virtual => ("cuMemCreate", "cuMemRelease"),
+                CudaMemoryKind::Managed => ("cudaMallocManaged", "cudaFree"),
+                CudaMemoryKind::Pinned => ("cudaHostAlloc", "cudaFreeHost"),
+                _ => ("cudaMalloc", "cudaFree"),
+            };
+            let alloc = MemoryEvent {
+                time: now,
+                tgid,
+                tid: Tid::UNKNOWN,
+                action: Action::SegmentAlloc,
+                addr: memory.addr,
+                size: memory.size,
+                device: memory.device,
+                totals: None,
+                stack: stack_id(memory.stack),
+                shape: PurposeId::NONE,
+                call: Some(call(alloc)),
+            };
+            events.push(Event::Memory(alloc));
+            if memory.is_asleep {
+                events.push(Event::Memory(MemoryEvent {
+                    action: Action::SegmentSleep,
+                    stack: StackId::NONE,
+                    call: Some(call(release)),
+                    ..alloc
+                }));
+            }
+        }
+    }
+
+    /// Restates live CUDA memory outside the allocators as allocations at `now`, with definitions of their stacks. The
+    /// ledger does not keep the function of a call: `function_of` names one of the same layer and kind of memory.
+    pub fn restate_cuda(
+        &self,
+        now: TimeNs,
+        function_of: impl Fn(SoftwareLayer, CudaMemoryKind) -> Option<&'static str>,
+    ) -> Vec<Event> {
+        let state = self.cuda.keyframe();
+        let mut defined = BTreeSet::new();
+        let mut events = Vec::new();
+        for memory in &state.live {
+            let Some(group) = state.groups.get(memory.group as usize) else {
+                continue;
+            };
+            let Some(function) = function_of(state.layer, group.space) else {
+                continue;
+            };
+            let call_site = group.call_sites.call_sites.get(memory.call_site as usize);
+            let stack = match call_site.map(|call_site| &call_site.key) {
+                Some(CallSiteKey::Stack(number)) => StackRef::from_index(*number as usize),
+                _ => StackRef::UNKNOWN,
+            };
+            if stack != StackRef::UNKNOWN && defined.insert(stack) {
+                events.push(Event::Stack(stack_id(stack), Arc::clone(self.stack(stack))));
+            }
+            let (CudaName::Address(number) | CudaName::Array(number) | CudaName::Handle(number)) =
+                memory.name;
+            events.push(Event::Memory(MemoryEvent {
+                time: now,
+                tgid: self.target.tgid.unwrap_or(Tgid(0)),
+                tid: Tid::UNKNOWN,
+                action: Action::CudaAlloc,
+                addr: Address(number),
+                size: memory.size,
+                device: memory.on_device.map(|(device, _)| device).or(group.device),
+                totals: None,
+                stack: stack_id(stack),
+                shape: PurposeId::NONE,
+                call: Some(CudaCall {
+                    function,
+                    space: group.space,
+                }),
+            }));
+        }
+        events
     }
 
     fn restate_devices(&self, now: TimeNs, blocks: &[&LiveBlock], events: &mut Vec<Event>) {
@@ -112,7 +201,9 @@ impl Ledger {
 
 impl Restated {
     fn define_stacks(&mut self, ledger: &Ledger, blocks: &[&LiveBlock]) {
-        let stacks: BTreeSet<StackRef> = blocks.iter().map(|block| block.stack).collect();
+        let segments = ledger.segment_memory().map(|memory| memory.stack);
+        let blocks = blocks.iter().map(|block| block.stack);
+        let stacks: BTreeSet<StackRef> = blocks.chain(segments).collect();
         let stacks = stacks.into_iter().filter(|it| *it != StackRef::UNKNOWN);
         let define = |it| Event::Stack(stack_id(it), Arc::clone(ledger.stack(it)));
         self.events.extend(stacks.map(define));

@@ -270,6 +270,23 @@ pub struct DeviceSnapshot {
 }
 
 impl DeviceSnapshot {
+    /// A device on which no allocator of PyTorch was seen.
+    pub fn without_allocator(index: DeviceIndex) -> Self {
+        Self {
+            index,
+            totals: Totals::default(),
+            peak: Totals::default(),
+            before_attach: BeforeAttach::default(),
+            unaccounted: 0,
+            live_blocks: 0,
+            ooms: 0,
+            growth: None,
+            iterations_per_minute: None,
+            lines: Vec::new(),
+            timeline: DeviceTimeline::default(),
+        }
+    }
+
     /// Number of live blocks; `None` if there are unknown ones, or if frees may have been lost.
     pub fn all_live_blocks(&self, losses: &Losses) -> Option<u64> {
         let are_known = self.before_attach.unknown == Bytes(0) && self.unaccounted == 0;

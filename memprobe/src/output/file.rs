@@ -2,20 +2,28 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use super::error::{OutputError, Problem};
-use super::owners::Owners;
+use super::owners::{Owners, change_owner};
 use super::place::{ExistingFile, Place};
+use super::plan::{PERMISSIONS, new_partial};
+
+/// Bytes copied at once.
+const COPIED: usize = 256 << 10;
 
 /// File being written. If it is dropped without [`OutputFile::commit`], the data stays at
 /// [`OutputFile::lies_at`], and an earlier file stays too.
 #[derive(Debug)]
 pub enum OutputFile {
     Stdout(io::Stdout),
+    #[allow(private_interfaces)]
     Direct {
         file: File,
         path: PathBuf,
+        /// Its name; `None` for a descriptor, a device or a FIFO.
+        place: Option<Place>,
     },
     /// Temporary file beside the one that it will replace.
     #[allow(private_interfaces)]
@@ -66,6 +74,39 @@ impl OutputFile {
             Self::Temporary { partial, .. } => Some(PartialFile(partial.clone())),
             Self::Stdout(_) | Self::Direct { .. } => None,
         }
+    }
+
+    /// True for a file with a name, whose beginning can be replaced while it is written.
+    pub fn is_named_file(&self) -> bool {
+        matches!(
+            self,
+            Self::Direct { place: Some(_), .. } | Self::Temporary { .. }
+        )
+    }
+
+    /// Replaces everything before an offset by `head`. The new contents are written beside the file and get its name by
+    /// one rename: whoever reads it meets the old contents or the new ones.
+    pub fn replace_beginning(&mut self, head: &[u8], from: u64) -> io::Result<()> {
+        let (file, place) = match self {
+            Self::Direct {
+                file,
+                place: Some(place),
+                ..
+            } => (file, &*place),
+            Self::Temporary { file, partial, .. } => (file, &*partial),
+            Self::Stdout(_) | Self::Direct { .. } => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        let (mut copy, name) = new_partial(place).map_err(io::Error::other)?;
+        let written = copy_rest(file, &mut copy, head, from)
+            .and_then(|()| has_place(file, place))
+            .and_then(|()| Ok(name.rename(place)?));
+        if let Err(error) = written {
+            // The old contents stay.
+            let _ = name.remove();
+            return Err(error);
+        }
+        *file = copy;
+        Ok(())
     }
 
     /// Flushes, and moves a temporary file to its final path. Returns that path (`None` for standard output).
@@ -127,6 +168,37 @@ impl Write for OutputFile {
     }
 }
 
+/// Writes `head`, and another file from an offset on, with that file's owner and permissions.
+fn copy_rest(file: &File, copy: &mut File, head: &[u8], from: u64) -> io::Result<()> {
+    let data = file.metadata()?;
+    change_owner(&*copy, data.uid(), data.gid()).map_err(io::Error::other)?;
+    let mode = rustix::fs::Mode::from_raw_mode(data.mode() & PERMISSIONS);
+    rustix::fs::fchmod(&*copy, mode)?;
+    copy.write_all(head)?;
+    let mut offset = from;
+    let mut buffer = vec![0; COPIED];
+    loop {
+        match file.read_at(&mut buffer, offset) {
+            Ok(0) => return Ok(()),
+            Ok(read) => {
+                copy.write_all(&buffer[..read])?;
+                offset += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Refuses a place with another file.
+fn has_place(file: &File, place: &Place) -> io::Result<()> {
+    let (data, there) = (file.metadata()?, place.stat()?);
+    if (data.dev(), data.ino()) == (there.st_dev, there.st_ino) {
+        return Ok(());
+    }
+    Err(io::Error::other(Problem::Exchanged))
+}
+
 /// Removes a partial last line from a regular file. `written` are the last bytes, from the start of a line on.
 fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     let torn = written.iter().rev().take_while(|byte| **byte != b'\n');
@@ -151,6 +223,46 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::output::OutputPlan;
+
+    #[test]
+    fn a_replaced_beginning_leaves_one_file_with_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.mprb");
+        for earlier in [None, Some("earlier")] {
+            if let Some(text) = earlier {
+                fs::write(&path, text).unwrap();
+            }
+            let mut out = OutputPlan::check(&path).unwrap().create().unwrap();
+            assert!(out.is_named_file());
+            out.write_all(b"0123456789").unwrap();
+            out.replace_beginning(b"head-", 7).unwrap();
+            out.write_all(b"abc").unwrap();
+            out.replace_beginning(b"", 5).unwrap();
+            out.write_all(b"d").unwrap();
+            let data = out.lies_at().unwrap().to_owned();
+            assert_eq!(fs::read_to_string(&data).unwrap(), "789abcd");
+            out.commit().unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "789abcd");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_an_exchanged_file_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.mprb");
+        let mut out = OutputPlan::check(&path).unwrap().create().unwrap();
+        out.write_all(b"0123").unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "another").unwrap();
+        let error = out.replace_beginning(b"x", 2).unwrap_err();
+        assert!(error.to_string().contains("exchanged"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "another");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let stdout = OutputPlan::check(Path::new("-")).unwrap().create().unwrap();
+        assert!(!stdout.is_named_file());
+    }
 
     #[test]
     fn a_line_that_did_not_fit_is_taken_off_again() {

@@ -117,9 +117,9 @@ impl Place {
         Ok(OsStr::from_bytes(target.as_bytes()).into())
     }
 
-    /// Creates a file; fails if there is anything already, also a link.
+    /// Creates a file to write and read again; fails if there is anything already, also a link.
     pub(super) fn create_new(&self) -> Result<File, Errno> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         openat(&*self.folder, &self.name, flags | OFlags::CLOEXEC, PRIVATE).map(File::from)
     }
 

@@ -21,7 +21,7 @@ const MAX_PARTIAL: u32 = 1000;
 const BUFFER: usize = 256 << 10;
 
 /// Permission bits that a replaced file hands on: no set-user-ID and the like.
-const PERMISSIONS: u32 = 0o777;
+pub(super) const PERMISSIONS: u32 = 0o777;
 
 /// Destination of an output, checked as far as possible without creating anything.
 #[derive(Debug)]
@@ -72,6 +72,11 @@ impl OutputPlan {
         Ok(Self(Destination::Named(place, existing, owners)))
     }
 
+    /// True for a file with a name: no descriptor, device or FIFO.
+    pub fn is_named_file(&self) -> bool {
+        matches!(self.0, Destination::Named(..))
+    }
+
     pub fn is_stdout(&self) -> bool {
         matches!(self.0, Destination::Stdout)
     }
@@ -84,8 +89,11 @@ impl OutputPlan {
             file => {
                 let file = file?;
                 owners.give(&file)?;
-                let path = place.path;
-                Ok(OutputFile::Direct { file, path })
+                Ok(OutputFile::Direct {
+                    file,
+                    path: place.path.clone(),
+                    place: Some(place),
+                })
             }
         })
     }
@@ -125,7 +133,13 @@ impl OutputPlan {
     ) -> Result<OutputFile, OutputError> {
         let (place, existing, owners) = match self.0 {
             Destination::Stdout => return Ok(OutputFile::Stdout(io::stdout())),
-            Destination::Opened(file, path) => return Ok(OutputFile::Direct { file, path }),
+            Destination::Opened(file, path) => {
+                return Ok(OutputFile::Direct {
+                    file,
+                    path,
+                    place: None,
+                });
+            }
             Destination::Named(place, existing, owners) => (place, existing, owners),
         };
         let path = place.path.clone();
@@ -146,30 +160,34 @@ fn replacement(place: Place, owners: Owners) -> Result<OutputFile, Problem> {
         ExistingFile::Regular => Some(place.stat()?),
         ExistingFile::Folder | ExistingFile::Special => return Err(Problem::Exchanged),
     };
+    let (file, partial) = new_partial(&place)?;
+    match before {
+        None => owners.give(&file)?,
+        Some(before) => {
+            change_owner(&file, before.st_uid, before.st_gid)?;
+            let mode = rustix::fs::Mode::from_raw_mode(before.st_mode & PERMISSIONS);
+            rustix::fs::fchmod(&file, mode)?;
+        }
+    }
+    Ok(OutputFile::Temporary {
+        file,
+        partial,
+        place,
+        owners,
+    })
+}
+
+/// Creates a file beside a place, to be moved there later. Unfinished outputs of earlier runs stay.
+pub(super) fn new_partial(place: &Place) -> Result<(File, Place), Problem> {
     for attempt in 0..MAX_PARTIAL {
         let partial = match attempt {
             0 => place.with_ending(".partial"),
             again => place.with_ending(&format!(".partial.{again}")),
         };
-        let file = match partial.create_new() {
-            // Unfinished output of an earlier run: keep it.
-            Err(Errno::EXIST) => continue,
-            file => file?,
-        };
-        match before {
-            None => owners.give(&file)?,
-            Some(before) => {
-                change_owner(&file, before.st_uid, before.st_gid)?;
-                let mode = rustix::fs::Mode::from_raw_mode(before.st_mode & PERMISSIONS);
-                rustix::fs::fchmod(&file, mode)?;
-            }
+        match partial.create_new() {
+            Err(Errno::EXIST) => {}
+            file => return Ok((file?, partial)),
         }
-        return Ok(OutputFile::Temporary {
-            file,
-            partial,
-            place,
-            owners,
-        });
     }
     Err(Problem::Io(io::Error::new(
         io::ErrorKind::AlreadyExists,

@@ -45,7 +45,7 @@ const LIFECYCLE: [(&str, &str); 3] = [
     ("thread_exited", "sched_process_exit"),
 ];
 
-/// Rooms for threads that allocate (11.6 KiB each): of one process, and of many.
+/// Rooms for threads that allocate (14.7 KiB each): of one process, and of many.
 const THREADS_OF_ONE: u32 = 1024;
 const THREADS_OF_MANY: u32 = 4096;
 
@@ -461,7 +461,7 @@ impl Counters {
         self.all.get(&index, 0).unwrap_or(0)
     }
 
-    /// Count of one process so far: memory or stack records lost.
+    /// Count of one process so far: memory or stack records lost, or failed calls not sent.
     pub fn of_process(&self, tgid: Tgid, index: u32) -> u64 {
         let key = counter::of_process(tgid.0, index);
         self.by_process.get(&key, 0).unwrap_or(0)
@@ -469,7 +469,11 @@ impl Counters {
 
     /// A process has ended: what it lost is not that of the next with its number.
     pub fn forget(&mut self, tgid: Tgid) {
-        for index in [counter::EVENTS_LOST, counter::STACKS_LOST] {
+        for index in [
+            counter::EVENTS_LOST,
+            counter::STACKS_LOST,
+            counter::FAILURES_NOT_SENT,
+        ] {
             // There is none of one that lost nothing.
             let _ = self.by_process.remove(&counter::of_process(tgid.0, index));
         }

@@ -62,6 +62,9 @@ pub struct DumpedProcess {
     pub command: String,
     /// `None` if the driver does not say.
     pub bytes: Option<u64>,
+    /// Bytes that PyTorch's allocator caches there; `None` if the process is not watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached: Option<u64>,
 }
 
 impl DumpFacts {

@@ -9,10 +9,10 @@ use super::samples::header;
 use crate::event::tensors::{Name, Retainer, TensorKind};
 use crate::event::{
     Action, Address, AtAttach, BlockLabels, Bytes, CallPathOrigin, CalledModule, Context,
-    DeviceIndex, DeviceSegments, Event, Frame, Grad, LabeledBlock, Losses, MarkedPhase,
-    MemoryEvent, MemorySegment, Module, NoStack, Node, PhaseMark, Pool, PoolId, PoolOwner,
-    PoolSize, PrivatePoolState, PurposeId, SegmentReading, Stack, StackId, StackKind, StepSettings,
-    Target, Tgid, Tid, TimeNs, Totals,
+    DeviceIndex, DeviceSegments, DriverCount, DriverReading, Event, Frame, Grad, LabeledBlock,
+    Losses, MarkedPhase, MemoryEvent, MemorySegment, Module, NoStack, Node, PhaseMark, Pool,
+    PoolId, PoolOwner, PoolSize, PrivatePoolState, PurposeId, SegmentReading, Stack, StackId,
+    StackKind, StepSettings, Target, Tgid, Tid, TimeNs, Totals,
 };
 
 fn any_text() -> impl Strategy<Value = Arc<str>> {
@@ -225,7 +225,10 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
         Action::Free,
         Action::SegmentAlloc,
         Action::SegmentFree,
+        Action::SegmentSleep,
+        Action::SegmentWake,
         Action::OutOfMemory,
+        Action::CudaOutOfMemory,
         Action::Held,
     ]);
     let totals = prop::option::of((any::<u64>(), any::<u64>()));
@@ -263,6 +266,27 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
         )
 }
 
+fn any_driver() -> impl Strategy<Value = DriverReading> {
+    let device = any::<(u8, u64, u64, Option<u64>)>();
+    let device = device.prop_map(|(device, total, used, process)| DriverCount {
+        device: DeviceIndex(device),
+        total: Bytes(total),
+        used: Bytes(used),
+        process: process.map(Bytes),
+    });
+    let devices = prop::collection::vec(device, 0..3);
+    let unread = prop::option::of(any_text());
+    (any::<(u64, u64, u32)>(), devices, unread).prop_map(
+        |((time, asked, tgid), devices, unread)| DriverReading {
+            time: TimeNs(time),
+            asked: TimeNs(asked),
+            tgid: Tgid(tgid),
+            devices,
+            unread,
+        },
+    )
+}
+
 fn any_at_attach() -> impl Strategy<Value = Event> {
     let found = any::<(u64, u32, Option<u8>, [u64; 4])>();
     (found, prop::option::of(any_text())).prop_map(|((time, tgid, device, bytes), unread)| {
@@ -293,6 +317,7 @@ pub(crate) fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         1 => any_names().prop_map(|names| Event::BlockLabels(Arc::new(names))),
         1 => any_names().prop_map(|names| Event::BaselineLabels(Arc::new(names))),
         1 => any_segments().prop_map(|reading| Event::Segments(Arc::new(reading))),
+        1 => any_driver().prop_map(|reading| Event::Driver(Arc::new(reading))),
         1 => any::<(u64, u64, u64, u64)>().prop_map(|(events, stacks, malformed, uses)| {
             Event::Loss(Losses { events, stacks, malformed, uses })
         }),

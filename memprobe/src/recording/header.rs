@@ -30,6 +30,29 @@ pub struct Header {
     /// Limits of PyTorch's own history; `None` if memprobe recorded.
     #[serde(skip)]
     pub history: Option<HistoryFacts>,
+    /// Older part that `--max-size` dropped. [`Header::start`] is then the beginning of the rest.
+    #[serde(skip)]
+    pub dropped: Option<DroppedBeginning>,
+}
+
+/// Older part of a recording that its file has no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DroppedBeginning {
+    pub events: u64,
+    /// Start of the recording.
+    pub start: TimeNs,
+    /// Blocks that were live at the end of that part.
+    pub blocks: u64,
+}
+
+impl Header {
+    /// Makes a later moment the start.
+    pub(crate) fn begin_later(&mut self, start: TimeNs, dropped: DroppedBeginning) {
+        let later = start.0.saturating_sub(dropped.start.0) / 1_000_000;
+        self.start = start;
+        self.wall_start_ms = self.wall_start_ms.map(|wall| wall.saturating_add(later));
+        self.dropped = Some(dropped);
+    }
 }
 
 #[derive(Serialize)]

@@ -110,7 +110,7 @@ impl<R: BufRead> JsonReader<R> {
             events: self.events,
             losses: Losses::default(),
         });
-        self.waiting = history.events.into();
+        self.waiting = history.events;
         self.state = State::Closed(Close::Whole);
         Ok(self)
     }
@@ -294,6 +294,7 @@ impl<R: BufRead> JsonReader<R> {
             LineRecord::Thread { tid, name } => {
                 Event::Thread(tid, intern(&mut self.strings, &name))
             }
+            LineRecord::Driver(reading) => Event::Driver(Arc::new(reading)),
             LineRecord::Loss(losses) => Event::Loss(losses),
             LineRecord::Capture(change) => Event::Capture(change),
             LineRecord::Header(header) => {

@@ -16,13 +16,16 @@
 //! | `i` | `free` | a block was freed whose allocation was not seen |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
 //! | `i` | `segment_free` | a segment was freed whose allocation was not seen |
+//! | `i` | `segment_sleep`, `segment_wake` | the memory behind a segment was given back to CUDA without the allocator, which keeps the segment; got back (from format 7 on) |
 //! | `b`, `i`, `e` | `cpu` | likewise for blocks of the CPU allocator, whose `device` is `"cpu"` (from format 3 on) |
 //! | `i` | `cpu_free` | a CPU block was freed whose allocation was not seen; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
+//! | `i` | `cuda_oom` | CUDA had no memory for a caller other than the caching allocator (from format 7 on) |
 //! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::PhaseMark`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `baseline_names` | likewise, of blocks from before attach that were live during the whole reading |
 //! | `M`, `i` | `memprobe_segment`, `segments` | the allocator's segments and the blocks that await an event, read from its tables, then the time of the reading and the allocator's totals; `unread` is the reason if there are none ([`crate::event::SegmentReading`]; from format 6 on) |
+//! | `i` | `driver` | memory of the GPUs as the driver counts it, and the time of the question ([`crate::event::DriverReading`]; from format 7 on) |
 //! | `i` | `loss` | running totals of losses |
 //! | `i` | `capture` | the detail recorded from now on, and the estimated share of the process's time, in parts per million, for the budget of `--max-overhead` ([`crate::event::CaptureChange`]; from format 6 on) |
 //! | `C` | | counters, for viewers only |
@@ -30,6 +33,7 @@
 
 mod compact;
 mod directory;
+mod driver;
 mod dump;
 mod error;
 mod format;
@@ -45,18 +49,20 @@ mod reader;
 pub(crate) mod samples;
 mod seekable;
 mod segments;
+mod sources;
 mod tensors;
 pub mod write;
 
 pub use compact::RecordingDamage;
 pub use directory::recordings_in;
+pub(crate) use driver::DriverRecord;
 pub use dump::{
     DumpFacts, DumpReason, DumpedGpu, DumpedProcess, MAX_DUMPED_COMMAND, MAX_DUMPED_PROCESSES,
 };
 pub use error::RecordingError;
 pub use format::RecordingFormat;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
-pub use header::{End, EndReason, Header};
+pub use header::{DroppedBeginning, End, EndReason, Header};
 pub(crate) use names::{LabelScope, NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
     FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo,
@@ -65,11 +71,12 @@ pub use pickle::{
 pub use reader::Reader;
 pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
+pub use sources::{RecordedSource, RecordedSources, SourceExcerpt};
 pub(crate) use tensors::{BlockRecord, KvCachesRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
-pub const FORMAT: u32 = 6;
+pub const FORMAT: u32 = 7;
 
 /// Longest line written or read, in bytes.
 pub const MAX_LINE: usize = 4 << 20;

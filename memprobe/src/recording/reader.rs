@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::compact::{CompactReader, MAGIC, PartInput, RecordingDamage, SeekIndex};
 use super::json_reader::JsonReader;
-use super::{End, Header, RecordingError};
+use super::{End, Header, RecordedSources, RecordingError};
 use crate::event::{Event, NoStack, Stack, StackKind};
 use crate::ledger::keyframe::LedgerKeyframe;
 
@@ -124,6 +124,14 @@ impl<R: BufRead> Reader<R> {
             RecordingSource::Json(_) => None,
             RecordingSource::Compact(reader) => reader.damage(),
             RecordingSource::Failed(source) => source.damage,
+        }
+    }
+
+    /// Returns the source text that was read so far. Only compact recordings have any.
+    pub fn sources(&self) -> Option<&RecordedSources> {
+        match &self.source {
+            RecordingSource::Compact(reader) => Some(reader.sources()),
+            RecordingSource::Json(_) | RecordingSource::Failed(_) => None,
         }
     }
 

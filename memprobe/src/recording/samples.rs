@@ -38,6 +38,7 @@ pub(crate) fn header() -> Header {
         from_live_screen: false,
         dump: None,
         history: None,
+        dropped: None,
     }
 }
 
@@ -408,6 +409,7 @@ pub(crate) fn small_groups(events: &[Event]) -> Vec<u8> {
     let policy = GroupPolicy {
         events: 3,
         bytes_per_keyframe_byte: 0,
+        ..GroupPolicy::default()
     };
     let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();
     for event in events {

@@ -8,10 +8,13 @@ use super::write::compact::CompactWriter;
 use super::{EndReason, Header, RecordingError};
 
 /// Events of a group of a copy in memory, and no keyframes.
-const COPY: GroupPolicy = GroupPolicy {
-    events: 1 << 16,
-    bytes_per_keyframe_byte: u64::MAX,
-};
+fn copy_policy() -> GroupPolicy {
+    GroupPolicy {
+        events: 1 << 16,
+        bytes_per_keyframe_byte: u64::MAX,
+        ..GroupPolicy::default()
+    }
+}
 
 /// Events between two reports of progress.
 const PROGRESS: u64 = 1 << 16;
@@ -47,8 +50,9 @@ impl SeekableRecording {
             RecordingError::Io(std::io::Error::other(error.to_string()))
         };
         let header = reader.header().clone();
-        let mut writer = CompactWriter::with_groups(Vec::new(), "a copy in memory", &header, COPY)
-            .map_err(failed)?;
+        let mut writer =
+            CompactWriter::with_groups(Vec::new(), "a copy in memory", &header, copy_policy())
+                .map_err(failed)?;
         while let Some(event) = reader.next() {
             writer.event(&event?).map_err(failed)?;
             if reader.events().is_multiple_of(PROGRESS) {

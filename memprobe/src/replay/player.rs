@@ -2,7 +2,9 @@
 
 use crate::event::{Action, Event, TimeNs};
 use crate::ledger::{Analysis, AnalyzedLedger, Ledger};
-use crate::recording::{GroupReader, Header, RecordingDamage, RecordingError, SeekableRecording};
+use crate::recording::{
+    GroupReader, Header, RecordedSources, RecordingDamage, RecordingError, SeekableRecording,
+};
 
 use super::overview::Overview;
 
@@ -37,6 +39,8 @@ pub struct Player<A> {
     pub overview: Overview,
     /// Damage of the file that was left out.
     pub damage: Option<RecordingDamage>,
+    /// Source text in the recording.
+    pub sources: RecordedSources,
     checkpoints: Vec<Position<A>>,
     /// States near the cursor, in the order of their use.
     near: Vec<Position<A>>,
@@ -83,6 +87,7 @@ impl<A: Analysis + Clone> Player<A> {
             header,
             overview: Overview::default(),
             damage: None,
+            sources: RecordedSources::default(),
             checkpoints: Vec::new(),
             near: Vec::new(),
             cursor: Cursor::at(&recording, first)?,
@@ -121,6 +126,9 @@ impl<A: Analysis + Clone> Player<A> {
             // The version of torch is often recorded later than the start.
             self.header = self.cursor.reader.header().clone();
             self.damage = self.damage.or(self.cursor.reader.damage());
+            if let Some(sources) = self.cursor.reader.sources() {
+                self.sources.merge(sources);
+            }
         }
         let ledger = self.cursor.ledger();
         self.overview.events = ledger.health.events;

@@ -5,9 +5,12 @@ mod functions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Write};
 
-use super::attribution::once;
+use super::attribution::{Notes, once};
 use super::cells::total_name;
-use super::{Outcome, ReportError, ReportOptions, SegmentMoment, document, replay, unless_closed};
+use super::{
+    Outcome, RecordingReplay, ReportError, ReportOptions, SegmentMoment, document, replay,
+    unless_closed,
+};
 use crate::attribution::WithCategories;
 use crate::attribution::line_figures::{LineFigureLedger, SourceLineFigures};
 use crate::event::{Bytes, DeviceIndex, Totals};
@@ -41,11 +44,29 @@ pub struct SourceFile {
     pub text: String,
     /// Time of the last change in milliseconds since 1970; `None` if unknown.
     pub modified_ms: Option<u64>,
+    pub origin: SourceOrigin,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceOrigin {
+    /// The recorded process had it.
+    Recording,
+    /// A file of this machine.
+    Machine,
+}
+
+impl SourceOrigin {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Recording => "the source in the recording",
+            Self::Machine => "the source on this machine",
+        }
+    }
 }
 
 /// A line of the file, or a sum.
 #[derive(Default)]
-struct AnnotatedRow {
+pub struct AnnotatedRow {
     device: Option<DeviceIndex>,
     live: Option<Bytes>,
     figures: Option<SourceLineFigures>,
@@ -79,6 +100,20 @@ struct AnnotatedDevice {
     totals: Totals,
 }
 
+/// A source file with the memory of its lines.
+pub struct AnnotatedFile {
+    /// Name in the recording.
+    pub file: String,
+    /// Meaning of the columns.
+    legend: String,
+    /// Doubts about the text.
+    facts: Vec<String>,
+    replay: RecordingReplay,
+    text: Option<String>,
+    functions: Option<Vec<LineRange>>,
+    devices: BTreeMap<DeviceIndex, AnnotatedDevice>,
+}
+
 /// Writes the annotated file. Returns `None` if the reader closes the output early.
 pub fn write_annotated<R: BufRead>(
     reader: Reader<R>,
@@ -86,57 +121,108 @@ pub fn write_annotated<R: BufRead>(
     annotation: &Annotation,
     out: &mut impl Write,
 ) -> Result<Option<Outcome>, ReportError> {
-    let analyses = WithCategories::new(LineFigureLedger::default());
-    let (replay, ended) = replay::run_to_end(reader, Grouping::User, analyses)?;
-    let (figures, ledger) = (ended.analyses.table, ended.ledger);
-    let all = |device: &DeviceSnapshot| -> Vec<(&Site, SourceLineFigures)> {
-        figures.lines(device.index, &ledger).collect()
+    let annotated = AnnotatedFile::read(reader, options.moment, annotation)?;
+    let table = |index| annotated.table(index);
+    let notes = Notes {
+        legend: vec![annotated.legend.clone()],
+        facts: annotated.facts.clone(),
     };
-    let devices = &replay.snapshot.devices;
-    let sites: Vec<(&Site, SourceLineFigures)> = devices.iter().flat_map(all).collect();
-    let file = annotation.file(&sites)?;
-    let source = (annotation.text_of)(&file);
-    let text = source.as_ref().map(|source| &*source.text);
-    let functions = annotation.functions(&file, text, &sites)?;
-    let mut found = BTreeMap::new();
-    for device in devices {
-        let moment = options.moment;
-        let totals = match moment {
-            SegmentMoment::End => Some(device.totals),
-            SegmentMoment::Peak => figures.peak(device.index).map(|it| it.totals),
-            SegmentMoment::OutOfMemory => figures.failure(device.index).map(|it| it.totals),
+    let report = once(&annotated.replay, columns, notes, table);
+    let written = document::write(&report, &annotated.replay, options, out);
+    unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)))
+}
+
+impl AnnotatedFile {
+    /// Replays a recording for the figures of the lines of a file.
+    pub fn read<R: BufRead>(
+        reader: Reader<R>,
+        moment: SegmentMoment,
+        annotation: &Annotation,
+    ) -> Result<Self, ReportError> {
+        let analyses = WithCategories::new(LineFigureLedger::default());
+        let (replay, ended) = replay::run_to_end(reader, Grouping::User, analyses)?;
+        let (figures, ledger) = (ended.analyses.table, ended.ledger);
+        let all = |device: &DeviceSnapshot| -> Vec<(&Site, SourceLineFigures)> {
+            figures.lines(device.index, &ledger).collect()
         };
-        if let Some(totals) = totals {
-            let lines = lines_of(&file, &all(device), moment);
-            found.insert(device.index, AnnotatedDevice { lines, totals });
+        let devices = &replay.snapshot.devices;
+        let sites: Vec<(&Site, SourceLineFigures)> = devices.iter().flat_map(all).collect();
+        let file = annotation.file(&sites)?;
+        let recorded = replay.sources.file(&file);
+        let recorded = recorded.and_then(|source| {
+            Some(SourceFile {
+                text: source.text()?.to_owned(),
+                modified_ms: source.modified_ms,
+                origin: SourceOrigin::Recording,
+            })
+        });
+        let source = match recorded {
+            Some(source) => Ok(source),
+            None => (annotation.text_of)(&file),
+        };
+        let text = source.as_ref().map(|source| &*source.text);
+        let functions = annotation.functions(&file, text, &sites)?;
+        let mut found = BTreeMap::new();
+        for device in devices {
+            let totals = match moment {
+                SegmentMoment::End => Some(device.totals),
+                SegmentMoment::Peak => figures.peak(device.index).map(|it| it.totals),
+                SegmentMoment::OutOfMemory => figures.failure(device.index).map(|it| it.totals),
+            };
+            if let Some(totals) = totals {
+                let lines = lines_of(&file, &all(device), moment);
+                found.insert(device.index, AnnotatedDevice { lines, totals });
+            }
         }
+        if found.is_empty() {
+            return Err(ReportError::NoMoment(
+                "no request failed in it; leave out --at oom, or give --at peak".to_owned(),
+            ));
+        }
+        let doubt = doubt(&file, &source, &sites, replay.header.wall_start_ms);
+        Ok(Self {
+            file,
+            legend: legend(moment),
+            facts: doubt.into_iter().collect(),
+            text: source.ok().map(|source| source.text),
+            functions,
+            devices: found,
+            replay,
+        })
     }
-    if found.is_empty() {
-        return Err(ReportError::NoMoment(
-            "no request failed in it; leave out --at oom, or give --at peak".to_owned(),
-        ));
+
+    /// Legend and doubts, as sentences.
+    pub fn notes(&self) -> Vec<String> {
+        let legend = std::iter::once(&self.legend);
+        legend.chain(&self.facts).cloned().collect()
     }
-    let when = match options.moment {
+
+    /// Devices with memory at the moment.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceIndex> {
+        self.devices.keys().copied()
+    }
+
+    /// Lines of the file on a device; `None` if it has no memory at the moment.
+    pub fn table(&self, device: DeviceIndex) -> Option<Table<AnnotatedRow>> {
+        Some(table(
+            device,
+            self.devices.get(&device)?,
+            self.text.as_deref(),
+            self.functions.as_deref(),
+        ))
+    }
+}
+
+fn legend(moment: SegmentMoment) -> String {
+    let when = match moment {
         SegmentMoment::End => "at the end",
         SegmentMoment::Peak => "at the peak of the device",
         SegmentMoment::OutOfMemory => "at the last out-of-memory error",
     };
-    let mut notes = vec![format!(
+    format!(
         "LIVE: {when}. PEAK: the line's own. ALLOCATED: all its blocks. ACTIVE, RESERVED: highest totals of the \
          device just after it allocated."
-    )];
-    notes.extend(doubt(&file, &source, &sites, replay.header.wall_start_ms));
-    let table = |index| {
-        Some(table(
-            index,
-            found.get(&index)?,
-            text.ok(),
-            functions.as_deref(),
-        ))
-    };
-    let report = once(&replay, columns, notes, table);
-    let written = document::write(&report, &replay, options, out);
-    unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)))
+    )
 }
 
 /// Lines of a file with their live bytes at the moment.
@@ -257,8 +343,8 @@ fn doubt(
     let differs = own.filter(|it| !functions.can_hold(it.line, &it.function));
     if let Some(line) = differs.map(|frame| frame.line).min() {
         return Some(format!(
-            "warning: the source on this machine is not the one that ran: line {line} is not in the function that \
-             allocated"
+            "warning: {} is not the one that ran: line {line} is not in the function that allocated",
+            source.origin.words()
         ));
     }
     let is_newer = source
@@ -266,7 +352,8 @@ fn doubt(
         .zip(start_ms)
         .is_some_and(|(at, start)| at > start);
     is_newer.then(|| {
-        "warning: the source on this machine was changed after the recording began".to_owned()
+        let words = source.origin.words();
+        format!("warning: {words} was changed after the recording began")
     })
 }
 

@@ -1,54 +1,11 @@
 //! Cells and rows that several reports have in common.
 
-use crate::event::{DeviceIndex, Frame};
-use crate::ledger::snapshot::{LineRow, PurposeInfo, Site, SoftwareLayer};
-pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
-use crate::view::line_pools;
+use crate::event::DeviceIndex;
+use crate::ledger::snapshot::{PurposeInfo, SoftwareLayer};
+pub(super) use crate::view::cells::{
+    Remainder, file, frame, frames, function, line, node, reason, remainders, thread,
+};
 use crate::view::table::Cell;
-
-pub(super) fn file(site: Option<&Site>) -> Cell<'_> {
-    site.and_then(Site::frame).map(|frame| &*frame.file).into()
-}
-
-pub(super) fn line(site: Option<&Site>) -> Cell<'_> {
-    site.and_then(Site::frame).and_then(known_line).into()
-}
-
-pub(super) fn function(site: Option<&Site>) -> Cell<'_> {
-    let frame = site.and_then(Site::frame);
-    frame.map(|frame| &*frame.function).into()
-}
-
-/// Thread of memory without a line.
-pub(super) fn thread(site: Option<&Site>) -> Cell<'_> {
-    let nobody = site.and_then(Site::nobody);
-    nobody.map(|(thread, _)| &**thread).into()
-}
-
-/// Reason that memory has no line.
-pub(super) fn reason(site: Option<&Site>) -> Cell<'_> {
-    site.and_then(Site::nobody).map(|(_, reason)| reason).into()
-}
-
-pub(super) fn node(site: Option<&Site>) -> Cell<'_> {
-    site.and_then(Site::node).map(|node| &**node).into()
-}
-
-pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
-    Cell::list(frames.iter().map(frame))
-}
-
-/// Live bytes of a line by allocator; empty if no stack shows one.
-pub(super) fn pools(line: &LineRow) -> Cell<'static> {
-    let pools = line_pools(line);
-    if pools.is_empty() {
-        return Cell::Blank;
-    }
-    let pools = pools.into_iter();
-    let pools =
-        pools.map(|(name, live)| Cell::Object(vec![("name", name.into()), ("live", live.into())]));
-    Cell::List(pools.collect())
-}
 
 /// Kind of the row for all hidden ones.
 pub(super) const OTHERS: &str = "others";

@@ -159,6 +159,7 @@ pub(super) fn write<R: BufRead>(
                 | Event::BlockLabels(_)
                 | Event::BaselineLabels(_)
                 | Event::Segments(_)
+                | Event::Driver(_)
                 | Event::Capture(_),
             ) => {}
             Err(error) => {
@@ -331,13 +332,15 @@ fn tid(event: &MemoryEvent) -> Option<u32> {
 
 /// Address of an event; out-of-memory errors have none.
 fn addr(event: &MemoryEvent) -> Option<Address> {
-    (event.action != Action::OutOfMemory).then_some(event.addr)
+    (!event.action.is_failure()).then_some(event.addr)
 }
 
 /// Size of an event; unknown for a free of memory whose allocation was not seen.
 fn size(event: &MemoryEvent) -> Option<u64> {
-    let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree)
-        || event.action == Action::Free && event.device == Some(DeviceIndex::CPU);
+    let is_free = matches!(
+        event.action,
+        Action::SegmentFree | Action::SegmentSleep | Action::CudaFree
+    ) || event.action == Action::Free && event.device == Some(DeviceIndex::CPU);
     let unknown = is_free && event.size == Bytes(0);
     (!unknown).then_some(event.size.0)
 }

@@ -157,7 +157,7 @@ impl<'a> TableReport for GrowthReport<'a> {
                 if is_quiet(growth) {
                     page.note(&no_growth(growth));
                 } else {
-                    page.note(SUSPECTS);
+                    page.legend(&[SUSPECTS]);
                 }
             }
             push_sections(page, on, self.options);

@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
-use super::cells::{OTHERS, remainders};
+use super::cells::{self, OTHERS, remainders};
+use super::lines::{callers, shown_callers};
 use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{LineRow, PurposeInfo, Site};
 use crate::view::table::{Cell, Output, Table};
-use crate::view::{FileNames, counted};
+use crate::view::{FileNames, LineCells, counted, pool_words};
 
 /// One row. `kind` is `others` for all hidden rows, and `before_attach` or `unaccounted` for what
 /// completes the allocator's total.
@@ -60,6 +61,61 @@ impl<'a> HeldRow<'a> {
             Cell::Bytes(live) => Cell::share(live, self.allocated),
             _ => Cell::Unknown,
         }
+    }
+}
+
+impl LineCells for HeldRow<'_> {
+    fn device(&self) -> Option<DeviceIndex> {
+        self.device
+    }
+
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn site(&self) -> Option<&Site> {
+        self.site
+    }
+
+    fn line(&self) -> Option<&LineRow> {
+        self.line
+    }
+
+    fn live(&self) -> Cell<'_> {
+        self.live.clone()
+    }
+
+    fn peak(&self) -> Cell<'_> {
+        self.peak.into()
+    }
+
+    fn blocks(&self) -> Option<u64> {
+        self.blocks
+    }
+
+    fn allocs(&self) -> Option<u64> {
+        self.allocs
+    }
+
+    fn share(&self) -> Cell<'_> {
+        self.share()
+    }
+
+    fn name(&self) -> Cell<'_> {
+        self.site_name()
+    }
+
+    fn beside(&self) -> Cell<'_> {
+        let callers = self.line.map(shown_callers).unwrap_or_default();
+        let callers = callers
+            .into_iter()
+            .map(|frame| format!("<- {}", self.names.frame(frame)));
+        let pools = self.line.and_then(pool_words);
+        Cell::list(pools.into_iter().chain(callers))
+    }
+
+    fn callers(&self) -> Cell<'_> {
+        self.line.map(|line| cells::frames(callers(line))).into()
     }
 }
 

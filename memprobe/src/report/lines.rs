@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::ReportOptions;
 use super::before_attach;
-use super::cells::{self, total_name};
+use super::cells::total_name;
 use super::document::{TableReport, budget, damage};
 use super::held::{self, HeldRow};
 use super::outside;
@@ -13,37 +13,8 @@ use super::replay::RecordingReplay;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{CodeOwner, origin_of};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site, Snapshot};
-use crate::view::table::{Cell, Column, Output, Page, Table, columns};
-use crate::view::{BLOCKS, FileNames, gpu_fields, pool_words};
-
-fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
-    columns![|row: HeldRow<'a>|
-        data("device") => row.device,
-        data("kind") => row.kind,
-        data("file") => cells::file(row.site),
-        data("line") => cells::line(row.site),
-        data("function") => cells::function(row.site),
-        data("thread") => cells::thread(row.site),
-        data("reason") => cells::reason(row.site),
-        number("live", "LIVE") => row.live.clone(),
-        number("peak", "PEAK") => row.peak,
-        number("live_blocks", BLOCKS) => row.blocks,
-        number("allocs", "ALLOCS") => row.allocs,
-        data("alloc_bytes") => row.line.map(|it| it.alloc_bytes),
-        figure("SHARE") => row.share(),
-        label("LINE") => row.site_name(),
-        trail() => {
-            let callers = row.line.map(shown_callers).unwrap_or_default();
-            let callers = callers.into_iter().map(|frame| format!("<- {}", row.names.frame(frame)));
-            Cell::list(row.line.and_then(pool_words).into_iter().chain(callers))
-        },
-        json("callers") => row.line.map(|line| cells::frames(callers(line))),
-        json("node") => cells::node(row.site),
-        // Live bytes by the allocator that divides them, inferred from its native code.
-        json("pools") => row.line.map_or(Cell::Blank, cells::pools),
-    ]
-    .into()
-}
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{FileNames, gpu_fields, line_columns};
 
 pub(super) struct LineReport<'a> {
     pub(super) replay: &'a RecordingReplay,
@@ -98,7 +69,7 @@ impl<'a> TableReport for LineReport<'a> {
     }
 
     fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
-        columns()
+        line_columns().into()
     }
 
     fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
@@ -177,7 +148,7 @@ pub(super) fn lines<'a>(
         (Reverse(options.sort.rank(figures)), words(&row.site))
     });
     let rows = shown.into_iter().map(HeldRow::of_line).collect();
-    let mut table = Table::new(columns());
+    let mut table = Table::new(line_columns());
     held::push_top(&mut table, rows, options.top.of(lines.len()), "other line");
     held::complete(&mut table, device, 0, FileNames::default());
     table
@@ -202,7 +173,7 @@ fn words(site: &Site) -> (u8, &str, u32, &str, &str) {
 
 /// Callers worth showing. Beside a line of the user's own code these are only the user's callers,
 /// if there are any; otherwise all.
-fn shown_callers(row: &LineRow) -> Vec<&Frame> {
+pub(super) fn shown_callers(row: &LineRow) -> Vec<&Frame> {
     let is_own = |frame: &&Frame| origin_of(frame) == CodeOwner::User;
     let all = callers(row);
     let own: Vec<_> = all.iter().filter(is_own).collect();
@@ -216,7 +187,7 @@ fn shown_callers(row: &LineRow) -> Vec<&Frame> {
 
 /// Callers of a row's line, nearest first, on its stack that holds most. A line of the forward pass
 /// has the callers of its forward stack, not those of `backward()`.
-fn callers(row: &LineRow) -> &[Frame] {
+pub(super) fn callers(row: &LineRow) -> &[Frame] {
     let stack = row.stacks.first().map(|row| &*row.stack);
     let node = stack.and_then(|stack| stack.context.node.as_ref());
     let stack = match (&row.site, node.and_then(|node| node.forward.as_ref())) {

@@ -19,6 +19,7 @@ mod modules;
 mod named_records;
 mod outline;
 mod outside;
+mod owners;
 mod peak;
 mod preamble;
 mod ranks;
@@ -30,13 +31,15 @@ mod tensors;
 mod threads;
 mod what_if;
 
-pub use annotate::{Annotation, SourceFile, SourceReader, write_annotated};
+pub use annotate::{
+    AnnotatedFile, Annotation, SourceFile, SourceOrigin, SourceReader, write_annotated,
+};
 pub use difference::{DiffOptions, NamedRecording, write_difference};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
 pub(crate) use preamble::limit_warning;
-pub use ranks::write_ranks;
+pub use ranks::{RankComparison, RankDevice, RankRow, label as rank_label, write_ranks};
 pub use replay::RecordingReplay;
 pub use session::session_summary;
 pub use shapes::tensor as purpose_name;
@@ -128,6 +131,8 @@ pub enum By {
     Thread,
     /// A segment of the caching allocator.
     Segment,
+    /// Owner of the process's memory on a device: CUDA's context, a library, PyTorch's allocator and its parts.
+    Owner,
     /// Differences between the ranks of a directory: [`write_ranks`].
     Rank,
 }
@@ -277,6 +282,7 @@ pub fn write<R: BufRead>(
         By::Growth => growth::write(reader, options, out),
         By::Thread => threads::write(reader, options, out),
         By::Segment => segments::write(reader, options, out),
+        By::Owner => owners::write(reader, options, out),
         By::Rank => Err(ReportError::NoMoment(
             "ranks are those of a directory of recordings; give that".to_owned(),
         )),

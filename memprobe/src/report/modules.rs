@@ -174,13 +174,13 @@ impl TableReport for ModuleReport<'_> {
                 page.note(NO_MODULES);
             }
             page.table(&self.table(device, tree));
-            page.note(&format!(
+            let columns = format!(
                 "AT PEAK to OWN: at the peak of {} since attach, {} after the start. A module's numbers include its \
                  submodules; OWN excludes them.",
                 device.index,
                 duration(Duration::from_nanos(self.since(tree)))
-            ));
-            page.note(PARAMETERS);
+            );
+            page.legend(&[&columns, PARAMETERS]);
         });
     }
 

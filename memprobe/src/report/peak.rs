@@ -191,7 +191,7 @@ impl PeakReport<'_> {
             page.blank();
             page.table(&self.section(at_peak, (by, head), rows));
             if by == "category" {
-                page.note(INFERRED);
+                page.legend(&[INFERRED]);
             }
         }
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::history;
 use super::replay::RecordingReplay;
 use crate::event::bytes::{human, signed};
-use crate::event::{DeviceIndex, Losses, Target};
+use crate::event::{DeviceIndex, Losses, Target, TimeNs};
 use crate::ledger::Refused;
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
-use crate::recording::RecordingDamage;
+use crate::recording::{DroppedBeginning, RecordingDamage};
 use crate::view::table::Page;
 use crate::view::{
     budget_warning, clean, counted, duration, identity_line, process, width as columns,
@@ -38,6 +38,9 @@ pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     for warning in warnings(replay) {
         page.warning(&format!("warning: {warning}"));
     }
+    if let Some(dropped) = &replay.header.dropped {
+        page.note(&dropped_note(dropped, replay.header.start));
+    }
     if replay.header.from_live_screen {
         page.note(FROM_LIVE_SCREEN);
     }
@@ -59,6 +62,18 @@ pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
         page.blank();
         page.line("The recording has no allocation or free of GPU memory.");
     }
+}
+
+/// Describes the part of a recording that its file has no more.
+fn dropped_note(dropped: &DroppedBeginning, start: TimeNs) -> String {
+    let earlier = Duration::from_nanos(start.0.saturating_sub(dropped.start.0));
+    format!(
+        "It begins {} after the start of the recording: --max-size dropped {} before. {} were live then, and are its \
+         first allocations.",
+        duration(earlier),
+        counted(dropped.events, "event"),
+        counted(dropped.blocks, "block"),
+    )
 }
 
 /// Adds the beginning, each device with its totals, and a note if devices are left out.

@@ -6,7 +6,7 @@ use super::preamble::push_beginning;
 use super::{Colour, Outcome};
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Analysis, AnalyzedLedger, Refused};
-use crate::recording::{End, Header, Reader, RecordingDamage, RecordingError};
+use crate::recording::{End, Header, Reader, RecordedSources, RecordingDamage, RecordingError};
 use crate::view::table::Page;
 
 /// State at the end of a recording.
@@ -17,6 +17,8 @@ pub struct RecordingReplay {
     pub refused: Refused,
     pub truncated: bool,
     pub damage: Option<RecordingDamage>,
+    /// Source text in the recording.
+    pub sources: RecordedSources,
 }
 
 impl RecordingReplay {
@@ -39,6 +41,7 @@ impl RecordingReplay {
             refused: ledger.refused(),
             truncated: reader.truncated(),
             damage: reader.damage(),
+            sources: reader.sources().cloned().unwrap_or_default(),
             header,
         }
     }

@@ -12,6 +12,7 @@ use crate::attribution::segments::{SegmentLedger, SegmentMoments, maps_of};
 use crate::attribution::tables::{SegmentBlockState, SegmentMap};
 use crate::event::Bytes;
 use crate::event::bytes::human;
+use crate::ledger::AnalyzedLedger;
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Rows, Table};
 use crate::view::{
@@ -34,6 +35,34 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
+    let SegmentsAt {
+        replay,
+        played,
+        moment,
+    } = at_moment(reader, options)?;
+    let (_, maps) = maps_of(&played);
+    let report = SegmentReport {
+        replay: &replay,
+        maps,
+        moment,
+        options,
+    };
+    document::write(&report, &replay, options, out)
+}
+
+/// Ledger and segments at a moment of a recording.
+pub(super) struct SegmentsAt {
+    pub(super) replay: RecordingReplay,
+    pub(super) played: AnalyzedLedger<SegmentLedger>,
+    /// Names the moment.
+    pub(super) moment: String,
+}
+
+/// Replays a recording up to the wanted moment.
+pub(super) fn at_moment<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+) -> Result<SegmentsAt, ReportError> {
     let again = reader.reopened().ok_or_else(|| {
         ReportError::NoMoment("a pipe cannot be read twice; give a file".to_owned())
     })?;
@@ -52,20 +81,18 @@ pub(super) fn write<R: BufRead>(
     // The first replay has learnt the pools of segments that were read only after this moment.
     let known = SegmentLedger::with_facts_of(&segments);
     let played = replay::run_until(again, events, known)?;
-    let (now, maps) = maps_of(&played);
+    let now = played.ledger.last_event();
     let after = now.map_or(0, |now| now.0.saturating_sub(replay.snapshot.started.0));
     let after = duration(Duration::from_nanos(after));
     let moment = match moment {
         Some(name) => format!("{name} ({after} after attach)"),
         None => "at the end of the recording".to_owned(),
     };
-    let report = SegmentReport {
-        replay: &replay,
-        maps,
+    Ok(SegmentsAt {
+        replay,
+        played,
         moment,
-        options,
-    };
-    document::write(&report, &replay, options, out)
+    })
 }
 
 fn table(map: &SegmentMap, options: &ReportOptions) -> Table<SegmentEntry> {
@@ -158,7 +185,7 @@ impl SegmentReport<'_> {
                 human(row.size)
             ));
         }
-        page.note(&MapGlyphs::ASCII.legend());
+        page.legend(&[MapGlyphs::ASCII.legend()]);
     }
 }
 

@@ -104,7 +104,7 @@ impl<'a> TableReport for ShapeReport<'a> {
             |page, table| {
                 page.table(&table);
                 if table.data_rows().any(|row| purpose(row).is_some()) {
-                    page.line(INFERRED);
+                    page.legend(&[INFERRED]);
                 }
             },
         );

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Write};
 
-use super::attribution::once;
+use super::attribution::{Notes, once};
 use super::cells::{remainders, total_name};
 use super::{Outcome, ReportError, ReportOptions, document, replay};
 use crate::attribution::WithCategories;
@@ -29,7 +29,10 @@ pub(super) fn write<R: BufRead>(
         let peak = ledger.peak(index)?;
         Some(table(device, &peak, &ledger.rows(index), options))
     };
-    let notes = vec!["A block belongs to the thread that allocated it.".to_owned()];
+    let notes = Notes {
+        legend: vec!["A block belongs to the thread that allocated it.".to_owned()],
+        ..Notes::default()
+    };
     let report = once(&replay, || THREAD_COLUMNS.into(), notes, table);
     document::write(&report, &replay, options, out)
 }

@@ -12,9 +12,9 @@ use crate::estimate::what_if::{
 };
 use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
-use crate::recording::{Reader, RecordingDamage};
-use crate::view::counted;
+use crate::recording::{Header, Reader, RecordingDamage};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
+use crate::view::{clean, counted};
 
 /// Settings to replay a recording under, and their text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,9 @@ pub(super) fn write<R: BufRead>(
     let again = reader.reopened().ok_or_else(|| {
         ReportError::NoMoment("a pipe cannot be read twice; give a file".to_owned())
     })?;
-    let (_, facts) = replay::run(reader, options.grouping, WhatIfFacts::default())?;
+    let conf = RecordedConf::of(reader.header());
+    let facts = WhatIfFacts::with_settings(conf.settings);
+    let (_, facts) = replay::run(reader, options.grouping, facts)?;
     let simulations = WhatIf::new(facts, wanted.settings);
     let (replay, simulations) = replay::run(again, options.grouping, simulations)?;
     let losses = RecordingDamage::losses_of_recording(replay.damage, replay.snapshot.health.losses);
@@ -70,14 +72,49 @@ pub(super) fn write<R: BufRead>(
         devices: simulations.results(losses.events.saturating_add(losses.malformed)),
         replay: &replay,
         wanted,
+        conf: &conf,
     };
     document::write(&report, &replay, options, out)
+}
+
+/// Settings in the environment of the recorded run.
+struct RecordedConf {
+    /// Empty if there are none, or if they cannot be simulated.
+    text: String,
+    settings: AllocatorSettings,
+    /// Reason that they cannot be simulated.
+    refused: Option<String>,
+}
+
+impl RecordedConf {
+    fn of(header: &Header) -> Self {
+        let conf = header.target.allocator_conf.as_deref();
+        let parsed = conf.map(AllocatorSettings::parse).transpose();
+        let refused = parsed.as_ref().err().map(|error| {
+            let conf = clean(conf.unwrap_or_default());
+            format!(
+                "The recorded run had the settings {conf}, which cannot be simulated: {}. Default ones stand for them.",
+                clean(&error.to_string())
+            )
+        });
+        let settings = parsed.ok().flatten();
+        Self {
+            text: settings.and(conf).map_or_else(String::new, clean),
+            settings: settings.unwrap_or_default(),
+            refused,
+        }
+    }
+
+    fn note(&self) -> Option<String> {
+        self.refused.clone()
+    }
 }
 
 struct WhatIfReport<'a> {
     replay: &'a RecordingReplay,
     devices: Vec<WhatIfDevice>,
     wanted: &'a WhatIfSettings,
+    conf: &'a RecordedConf,
 }
 
 impl<'a> TableReport for WhatIfReport<'a> {
@@ -92,7 +129,7 @@ impl<'a> TableReport for WhatIfReport<'a> {
             if let Some(failed) = &device.failed {
                 page.note(&failed_request(failed));
             }
-            for note in notes(device) {
+            for note in notes(device).into_iter().chain(self.conf.note()) {
                 page.note(&note);
             }
         }
@@ -112,7 +149,12 @@ impl<'a> TableReport for WhatIfReport<'a> {
                 ("failed", Cell::if_known(device.failed.map(failed_cell))),
                 (
                     "notes",
-                    Cell::list(notes(device).into_iter().map(Cell::from)),
+                    Cell::list(
+                        notes(device)
+                            .into_iter()
+                            .chain(self.conf.note())
+                            .map(Cell::from),
+                    ),
                 ),
                 ("rows", self.table(device).into()),
             ])
@@ -135,10 +177,10 @@ impl<'a> WhatIfReport<'a> {
             let recorded = device.recorded.reserved.0.cast_signed();
             Some(peak.reserved.0.cast_signed().wrapping_sub(recorded))
         };
-        let own = if device.recorded_settings.expandable {
-            "expandable_segments:True"
-        } else {
-            ""
+        let own = match device.recorded_settings {
+            settings if settings == self.conf.settings => self.conf.text.as_str(),
+            settings if settings.expandable => "expandable_segments:True",
+            _ => "",
         };
         let mut table = Table::new(columns());
         table.push(

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::process_monitor::{HostPids, has_pids_of_the_driver};
 use crate::cuda::identity::{CudaVariables, Evidence, VARIABLES, identify};
 use crate::cuda::nvml::{Driver, Sample};
-use crate::event::{DeviceIdentity, DeviceIndex, Event, Tgid};
+use crate::event::{DeviceIdentity, DeviceIndex, Event, Tgid, TimeNs};
 use crate::process::maps::Maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{environment, facts};
-use crate::torch::device_properties::{self, Uuid};
+use crate::torch::device_properties::{self, DeviceProperties};
 
 /// Time from one attempt to the next, which doubles: what is unknown by then hardly becomes known.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -23,7 +23,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// Report of the driver, and when it was asked.
 pub(super) struct TimedSample {
     asked: Instant,
-    sample: Result<Sample, String>,
+    /// Times of the question and of the answer.
+    pub(super) asked_ns: TimeNs,
+    pub(super) answered_ns: TimeNs,
+    pub(super) sample: Result<Sample, String>,
 }
 
 /// Asks the driver on a thread of its own, since that takes milliseconds a device. The thread starts with the first
@@ -31,20 +34,21 @@ pub(super) struct TimedSample {
 #[derive(Default)]
 pub(super) struct GpuSampler {
     thread: Option<(Sender<()>, Receiver<TimedSample>)>,
-    is_asked: bool,
+    /// Questions without an answer.
+    questions: usize,
 }
 
 impl GpuSampler {
     pub(super) fn ask(&mut self) {
         let (question, _) = self.thread.get_or_insert_with(start);
-        self.is_asked = self.is_asked || question.send(()).is_ok();
+        self.questions += usize::from(question.send(()).is_ok());
     }
 
     /// Returns the answer, if it comes in time.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<TimedSample> {
-        let (_, answers) = self.thread.as_ref().filter(|_| self.is_asked)?;
+        let (_, answers) = self.thread.as_ref().filter(|_| self.questions > 0)?;
         let answer = answers.recv_timeout(patience).ok()?;
-        self.is_asked = false;
+        self.questions -= 1;
         Some(answer)
     }
 }
@@ -62,10 +66,15 @@ fn start() -> (Sender<()>, Receiver<TimedSample>) {
 }
 
 fn sample(driver: &mut Option<Driver>) -> TimedSample {
-    let asked = Instant::now();
+    let (asked, asked_ns) = (Instant::now(), super::now());
     let opened = driver.take().map_or_else(Driver::open, Ok);
     let sample = opened.and_then(|opened| driver.insert(opened).sample(&HostPids::default()));
-    TimedSample { asked, sample }
+    TimedSample {
+        asked,
+        asked_ns,
+        answered_ns: super::now(),
+        sample,
+    }
 }
 
 /// Devices of one process, and the GPUs behind them.
@@ -77,8 +86,8 @@ pub(super) struct DeviceTracker {
     start: Option<CudaVariables>,
     /// Variables at the first reading: later changes come after CUDA has read them.
     first: Option<CudaVariables>,
-    /// UUIDs that PyTorch had asked for at the last reading, by ordinal. They do not change.
-    uuids: Vec<Option<Uuid>>,
+    /// Properties that PyTorch had asked for at the last reading, by ordinal. They do not change.
+    properties: Vec<Option<DeviceProperties>>,
     /// Evidence that waits for the driver, and when it was read.
     evidence: Option<(Evidence, Instant)>,
     /// Time of the next attempt; `None` if nothing is left to find out.
@@ -124,14 +133,14 @@ impl DeviceTracker {
     /// Reads the process; the driver is to be asked next.
     pub(super) fn look(&mut self, tgid: Tgid, now: Instant) {
         self.begin(tgid);
-        let has_uuid = |device: &DeviceIndex| {
-            let uuid = self.uuids.get(usize::from(device.0));
-            uuid.is_some_and(Option::is_some)
+        let is_known = |device: &DeviceIndex| {
+            let found = self.properties.get(usize::from(device.0));
+            found.is_some_and(Option::is_some)
         };
-        let uuids = self.seen.iter().all(has_uuid);
-        let uuids = uuids.then(|| std::mem::take(&mut self.uuids));
-        let mut evidence = evidence(tgid, self.start.clone(), uuids);
-        self.uuids.clone_from(&evidence.uuids);
+        if !self.seen.iter().all(is_known) {
+            self.properties = device_properties_of(tgid);
+        }
+        let mut evidence = evidence(tgid, self.start.clone(), &self.properties);
         self.first = self.first.take().or(evidence.now);
         evidence.now = self.first.clone();
         self.evidence = Some((evidence, Instant::now()));
@@ -159,17 +168,23 @@ impl DeviceTracker {
     }
 }
 
-/// Reads a process for what tells its devices. `start` are its first variables, if they are known already; so are
-/// `uuids`, which take a search of all variables of PyTorch's library.
+/// Searches all variables of PyTorch's library.
+fn device_properties_of(tgid: Tgid) -> Vec<Option<DeviceProperties>> {
+    let maps = Maps::of(tgid).unwrap_or_default();
+    device_properties::properties(&maps, &ProcessMemory::new(tgid))
+}
+
+/// Reads a process for what tells its devices. `start` are its first variables, if they are known already.
 fn evidence(
     tgid: Tgid,
     start: Option<CudaVariables>,
-    uuids: Option<Vec<Option<Uuid>>>,
+    properties: &[Option<DeviceProperties>],
 ) -> Evidence {
     let memory = ProcessMemory::new(tgid);
     let maps = Maps::of(tgid).unwrap_or_default();
     Evidence {
-        uuids: uuids.unwrap_or_else(|| device_properties::uuids(&maps, &memory)),
+        uuids: properties.iter().map(|it| it.map(|it| it.uuid)).collect(),
+        memory: properties.iter().map(|it| it.map(|it| it.memory)).collect(),
         start: start.or_else(|| environment::at_start(tgid, VARIABLES)),
         now: environment::by_now(tgid, &maps, &memory, VARIABLES),
         nodes: facts::nvidia_nodes(tgid),
@@ -207,7 +222,7 @@ fn joined(
 
 /// Identifies devices of a process at once. Blocks while the driver is asked.
 pub(crate) fn identified(tgid: Tgid, devices: &[DeviceIndex]) -> Vec<DeviceIdentity> {
-    let evidence = evidence(tgid, None, None);
+    let evidence = evidence(tgid, None, &device_properties_of(tgid));
     joined(tgid, devices, evidence, &sample(&mut None).sample)
 }
 
@@ -215,7 +230,7 @@ pub(crate) fn identified(tgid: Tgid, devices: &[DeviceIndex]) -> Vec<DeviceIdent
 mod tests {
     use super::*;
     use crate::cuda::nvml::{DeviceMemory, Hardware};
-    use crate::event::{AtAttach, TimeNs, Totals};
+    use crate::event::{AtAttach, Bytes, TimeNs, Totals};
 
     const DEVICE: DeviceIndex = DeviceIndex(0);
 
@@ -254,6 +269,8 @@ mod tests {
         };
         TimedSample {
             asked,
+            asked_ns: TimeNs(0),
+            answered_ns: TimeNs(0),
             sample: Ok(sample),
         }
     }
@@ -293,12 +310,19 @@ mod tests {
     fn uuids_are_searched_until_each_device_has_one() {
         let nobody = Tgid(u32::MAX);
         let mut tracker = tracker("0", "0");
-        tracker.uuids = vec![Some([7; 16])];
+        let known = DeviceProperties {
+            uuid: [7; 16],
+            memory: Bytes(1 << 30),
+        };
+        tracker.properties = vec![Some(known)];
         tracker.look(nobody, Instant::now());
-        assert_eq!(tracker.uuids, [Some([7; 16])]);
+        assert_eq!(tracker.properties, [Some(known)]);
         tracker.note(&seen(DeviceIndex(1)));
         tracker.look(nobody, Instant::now());
-        assert!(tracker.uuids.is_empty(), "searched again, in no process");
+        assert!(
+            tracker.properties.is_empty(),
+            "searched again, in no process"
+        );
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
-use memprobe_common::counter;
+use memprobe_common::{CudaRecord, counter};
 
 use super::budget::{BudgetStep, OverheadBudget};
+use super::driver::DriverReader;
 use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
 use super::start_phases::{StartPhase, StartPhases};
@@ -57,6 +58,7 @@ pub(crate) struct HostSession {
     without_stack_copy: u64,
     handled_losses: u64,
     refused_rooms: u64,
+    unsent_failures: u64,
     max_overhead: Option<TimeShare>,
     budget: Option<OverheadBudget>,
     phases: StartPhases,
@@ -98,6 +100,7 @@ impl HostSession {
             without_stack_copy: 0,
             handled_losses: 0,
             refused_rooms: 0,
+            unsent_failures: 0,
             max_overhead: None,
             budget: None,
             phases,
@@ -205,6 +208,7 @@ impl HostSession {
             sink(event)?;
         }
         self.settle(now, all, &mut sink)?;
+        self.ask_driver(now);
         self.identify_gpus(now);
         self.read_segments(|process| process.read_segments(now));
         self.note_phases();
@@ -432,6 +436,59 @@ impl HostSession {
     /// Reads the segments of all processes, before the last drain of a recording. Calls `begun` before each process.
     pub(crate) fn read_last_segments(&mut self, begun: impl Fn()) {
         self.read_segments(|process| process.read_last_segments(&begun));
+        self.ask_driver_last();
+    }
+
+    /// Asks the driver about all processes whose memory changed, at once.
+    fn ask_driver(&mut self, now: Instant) {
+        if self.note_question(now, |driver| driver.is_due(now)) {
+            self.gpus.ask();
+        }
+    }
+
+    /// Notes a question for the processes that want one. Returns true if any does.
+    fn note_question(&mut self, now: Instant, wants: impl Fn(&DriverReader) -> bool) -> bool {
+        let mut is_wanted = false;
+        for process in self.processes.values_mut() {
+            if wants(&process.driver) {
+                process.driver.ask(now);
+                is_wanted = true;
+            }
+        }
+        is_wanted
+    }
+
+    /// Asks the driver once more, at the end of a recording.
+    fn ask_driver_last(&mut self) {
+        let now = Instant::now();
+        if !self.note_question(now, DriverReader::is_outdated) {
+            return;
+        }
+        self.gpus.ask();
+        // The first answer may be one to an earlier question.
+        for _ in 0..2 {
+            let Some(sample) = self.gpus.answer(PATIENCE) else {
+                return;
+            };
+            if self.take_driver(&sample) {
+                return;
+            }
+            self.gpus.ask();
+        }
+    }
+
+    /// Passes an answer of the driver on. Returns true if a process was waiting for it.
+    fn take_driver(&mut self, sample: &TimedSample) -> bool {
+        let mut was_awaited = false;
+        for process in self.processes.values_mut() {
+            if process.take_driver(sample) {
+                was_awaited = true;
+                if process.become_busy() {
+                    self.busy.push(process.tgid);
+                }
+            }
+        }
+        was_awaited
     }
 
     fn read_segments(&mut self, read: impl Fn(&mut Process) -> bool) {
@@ -458,6 +515,7 @@ impl HostSession {
                     self.gpus.ask();
                 }
             }
+            self.take_driver(&sample);
         }
     }
 
@@ -467,6 +525,7 @@ impl HostSession {
             return true;
         };
         if process.devices.identify(tgid, sample) {
+            process.read_torch();
             let target = process.target();
             self.emit(tgid, HostItem::Identified(target));
         }
@@ -754,6 +813,24 @@ impl HostSession {
         self.counters.total(counter::PROCESSES_LOST)
     }
 
+    /// Says how many failed calls were not recorded, whenever the number has doubled.
+    fn report_unsent_failures(&mut self) {
+        let unsent = self.counters.total(counter::FAILURES_NOT_SENT);
+        if unsent == 0 || unsent < self.unsent_failures.saturating_mul(2) {
+            return;
+        }
+        self.unsent_failures = unsent;
+        let most = CudaRecord::MAX_FAILURES_PER_SECOND;
+        let notice = format!(
+            "{unsent} failed calls of CUDA are not recorded: at most {most} a second of a process are"
+        );
+        let index = counter::FAILURES_NOT_SENT;
+        let count = |tgid: &&u32| self.counters.of_process(Tgid(**tgid), index);
+        if let Some(worst) = self.processes.keys().max_by_key(count).copied() {
+            self.emit(Tgid(worst), HostItem::Notice(notice));
+        }
+    }
+
     /// Polls all processes if a record of a start or end was lost.
     fn handle_lost_processes(&mut self) {
         let lost = self.processes_lost();
@@ -764,6 +841,7 @@ impl HostSession {
                 process.doubt(now);
             }
         }
+        self.report_unsent_failures();
         let processes = self.counters.total(counter::PROCESSES_REFUSED);
         let events = self.counters.total(counter::THREADS_REFUSED);
         if processes + events != self.refused_rooms {

@@ -1,7 +1,9 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
+mod allocator_conf;
 mod before_attach;
 mod budget;
+pub(crate) mod driver;
 pub(crate) mod gpus;
 pub(crate) mod host;
 mod live_blocks;

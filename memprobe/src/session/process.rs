@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
-use super::gpus::DeviceTracker;
+use super::driver::DriverReader;
+use super::gpus::{DeviceTracker, TimedSample};
 use super::live_blocks::{Correction, FoundBlocks, LiveBlocks};
 use super::poll::{self, Pace, PollSchedule};
 use super::segments::SegmentReader;
@@ -87,9 +88,11 @@ pub(super) struct Process {
     has_called: bool,
     last_record: Instant,
     torch: Option<String>,
+    allocator_conf: Option<String>,
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
+    pub(super) driver: DriverReader,
     after_reading: Option<Event>,
     /// Events that come before all others; of the first the notice may have been taken.
     next_events: VecDeque<Event>,
@@ -154,9 +157,11 @@ impl Process {
             has_called: false,
             last_record: now,
             torch: None,
+            allocator_conf: None,
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
             segments: SegmentReader::of(tgid),
+            driver: DriverReader::default(),
             after_reading: None,
             next_events: VecDeque::new(),
             records: 0,
@@ -233,13 +238,13 @@ impl Process {
         self.startup_check = StartupCheck::new(ObservedFrom::Seen);
         self.before = Some(BaselineReader::of(self.tgid));
         self.segments = SegmentReader::of(self.tgid);
+        self.driver = DriverReader::default();
         self.waiting_for.clear();
         self.announced_probes = 0;
-        self.torch = None;
+        (self.torch, self.allocator_conf, self.found) = (None, None, None);
         self.devices = DeviceTracker::default();
         self.has_called = false;
         self.live = self.live.as_ref().map(|_| LiveBlocks::default());
-        self.found = None;
         self.schedule = PollSchedule::new(now);
     }
 
@@ -423,18 +428,23 @@ impl Process {
             python: python.map(|python| python.version.to_string()),
             torch: self.torch.clone(),
             gpus: self.devices.identities.clone(),
+            allocator_conf: self.allocator_conf.clone(),
             ..identified(self.tgid)
         }
     }
 
-    fn read_torch(&mut self) {
+    /// Reads PyTorch's version and settings. A program may change the settings before its first use of CUDA.
+    pub(super) fn read_torch(&mut self) {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
         }
+        let conf = super::allocator_conf::read(self.tgid, self.torch.as_deref());
+        self.allocator_conf = conf.or(self.allocator_conf.take());
     }
 
     /// Brings the next attempt forward: a library was mapped.
     pub(super) fn poll_soon(&mut self, now: Instant) {
+        self.symbolizer.library_mapped();
         match (self.phase, self.origin) {
             (ProcessPhase::Refused, _) => {}
             // Its code does not run for long before it is paused.
@@ -496,6 +506,16 @@ impl Process {
             self.segments.begin(now);
         }
         self.segments.settle(all);
+        self.driver.settle(all);
+    }
+
+    /// Takes an answer of the driver. Returns true if a reading waits for earlier events.
+    pub(super) fn take_driver(&mut self, answer: &TimedSample) -> bool {
+        let target = Target {
+            gpus: self.devices.identities.clone(),
+            ..Target::default()
+        };
+        self.driver.take(self.tgid, &target, answer)
     }
 
     /// Reads the allocator's segments if they may have changed. Returns true if a reading waits for earlier events.
@@ -514,6 +534,7 @@ impl Process {
         self.is_busy = self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
             || self.segments.is_pending()
+            || self.driver.is_pending()
             || self.before.as_ref().is_some_and(BaselineReader::is_reading);
         self.is_busy
     }
@@ -527,6 +548,7 @@ impl Process {
         }
         self.correct_blocks();
         self.segments.settle(true);
+        self.driver.settle(true);
     }
 
     /// Has the kernel's programs report modules once the code of their call is known. Returns a notice if they cannot.
@@ -610,10 +632,18 @@ impl Process {
         let next = self.after_reading.take().or_else(|| self.pop_event());
         if let Some(reading) = self.segments.take_before(next.as_ref()) {
             self.after_reading = next;
+            if let Event::Segments(reading) = &reading {
+                self.symbolizer.note_segments(reading);
+            }
+            return Some(reading);
+        }
+        if let Some(reading) = self.driver.take_before(next.as_ref()) {
+            self.after_reading = next;
             return Some(reading);
         }
         if let Some(event) = &next {
             self.segments.note(event);
+            self.driver.note(event);
         }
         next
     }

@@ -181,7 +181,8 @@ fn unread_or_new(reading: &SegmentReading) -> bool {
     reading.unread.is_some() || !reading.devices.is_empty()
 }
 
-fn time(event: &Event) -> Option<TimeNs> {
+/// Time of an event that has a place in the stream.
+pub(super) fn time(event: &Event) -> Option<TimeNs> {
     match event {
         Event::Memory(memory) => Some(memory.time),
         Event::PhaseMark(mark) => Some(mark.time),

@@ -25,7 +25,7 @@ use crate::cuda::calls::{self, Api};
 use crate::decode::{MemoryKind, PurposeHint, Record};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
-    StackId, Tgid, Tid, TimeNs, Totals,
+    SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
 };
 use crate::process::memory::ReadMemory;
 use crate::python::CodeCache;
@@ -327,6 +327,16 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Inserts an event that is not from the kernel, in its place in the stream.
     pub fn push_event(&mut self, event: Event) {
         self.ready.push(event);
+    }
+
+    /// Marks that the process mapped a library.
+    pub fn library_mapped(&mut self) {
+        self.native.library_mapped();
+    }
+
+    /// Compares the memory of others with the segments that the allocator lists.
+    pub fn note_segments(&mut self, reading: &SegmentReading) {
+        self.ready.note_reading(reading);
     }
 
     pub fn pop(&mut self) -> Option<Event> {

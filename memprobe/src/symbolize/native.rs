@@ -209,6 +209,11 @@ impl NativeCode {
         last.filter(|(range, _)| range.contains(&address))
     }
 
+    /// Marks that a library was mapped: the next unknown address may lie in it.
+    pub fn library_mapped(&mut self) {
+        self.looked = None;
+    }
+
     /// Reads the mappings. If the process is gone, the previous ones stay.
     pub fn look(&mut self) {
         self.looked = Some(Instant::now());

@@ -3,14 +3,20 @@
 //! CUDA calls do not state their purpose. The caching allocator allocates a segment and immediately hands out
 //! a block in it, on the same thread; the block's event also names the device. Therefore new device memory,
 //! and every event after it, is held back until the next event of its thread.
+//!
+//! An allocator of a `torch.cuda.MemPool` may get a segment in any way: by `cudaMalloc`, as managed memory, or as
+//! physical memory that it maps (`mapped.rs`). Blocks claim memory of each kind by its addresses.
+
+mod mapped;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashMap;
+use mapped::MappedRanges;
 
 use crate::event::{
     Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, PurposeId,
-    StackId, Tgid, Tid, TimeNs,
+    SegmentReading, StackId, Tgid, Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -35,26 +41,44 @@ pub struct Segments {
     early_frees: VecDeque<(MemoryKey, TimeNs)>,
     /// Live blocks of an allocator observed through its tracepoints, by address: its frees have no size.
     blocks: HashMap<u64, Live>,
-    /// Device memory that is not a segment: size by address.
+    /// Memory that is not a segment: size by address.
     others: BTreeMap<u64, u64>,
+    mapped: MappedRanges,
     /// True after the first event of the caching allocator.
     allocator_speaks: bool,
     /// Threads that got memory of another device than they were believed to work on.
     disputed: Vec<Tid>,
 }
 
+#[derive(Clone, Copy)]
 struct Waiting {
     position: u64,
     tid: Tid,
+    key: MemoryKey,
+    /// Addresses of the memory; none for physical memory that is not mapped yet.
     addr: Address,
     size: Bytes,
+}
+
+impl Waiting {
+    fn contains(&self, addr: Address) -> bool {
+        (addr.0.checked_sub(self.addr.0)).is_some_and(|offset| offset < self.size.0)
+    }
+
+    fn is_mapped(&self) -> bool {
+        matches!(self.key, MemoryKey::Handle(_)) && self.size.0 > 0
+    }
+
+    fn touches(&self, other: &Self) -> bool {
+        self.addr.0 + self.size.0 == other.addr.0 || other.addr.0 + other.size.0 == self.addr.0
+    }
 }
 
 /// The name of live CUDA memory. Handles and addresses may have the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum MemoryKey {
     Address(u64),
-    /// A `cudaArray_t` or `CUarray`.
+    /// An object of the driver: a `cudaArray_t` or `CUarray`, or a context.
     Array(u64),
     /// A `CUmemGenericAllocationHandle`.
     Handle(u64),
@@ -131,22 +155,41 @@ impl Segments {
                 self.early_frees.pop_front();
             }
             // It was freed before a block came: no segment.
-            self.waiting
-                .retain(|waiting| place != MemoryKey::Address(waiting.addr.0));
+            self.waiting.retain(|waiting| place != waiting.key);
         }
-        self.others.remove(&place.number());
+        if let MemoryKey::Address(addr) = place {
+            self.others.remove(&addr);
+        }
         if self.live.len() < REMEMBERED {
             self.live.insert(place, live);
         }
-        if !live.is_segment && live.call.space == CudaMemoryKind::Device {
+        let (addr, size) = match live.call.space {
+            _ if live.is_segment => (Address(0), None),
+            CudaMemoryKind::Device | CudaMemoryKind::Managed => (event.addr, Some(event.size)),
+            CudaMemoryKind::Virtual => (Address(0), Some(Bytes(0))),
+            CudaMemoryKind::Pinned => {
+                self.others.insert(event.addr.0, event.size.0);
+                (Address(0), None)
+            }
+            CudaMemoryKind::Array | CudaMemoryKind::Registered | CudaMemoryKind::Context => {
+                (Address(0), None)
+            }
+        };
+        if let Some(size) = size {
             self.waiting.push(Waiting {
                 position: self.front + self.held.len() as u64,
                 tid: event.tid,
-                addr: event.addr,
-                size: event.size,
+                key: place,
+                addr,
+                size,
             });
         }
         self.pass(Event::Memory(event));
+    }
+
+    /// True for memory whose allocation was recorded, and not its free.
+    pub fn is_live(&self, key: MemoryKey) -> bool {
+        self.live.contains_key(&key)
     }
 
     /// Records that the caching allocator handed out a block, according to its tracepoint.
@@ -198,7 +241,12 @@ impl Segments {
             return;
         }
         match self.live.remove(&place) {
-            Some(live) => live.describe(&mut event),
+            Some(live) => {
+                live.describe(&mut event);
+                if let MemoryKey::Handle(handle) = place {
+                    self.mapped.release(handle, live.is_segment, &mut event);
+                }
+            }
             None if giver == Owner::Allocator && self.allocator_speaks => {
                 event.action = Action::SegmentFree;
             }
@@ -206,6 +254,7 @@ impl Segments {
         }
         if let MemoryKey::Address(addr) = place {
             self.others.remove(&addr);
+            self.mapped.forget_segment(addr);
         }
         self.pass(Event::Memory(event));
     }
@@ -240,36 +289,65 @@ impl Segments {
         }
     }
 
-    /// Decides whether waiting memory is a segment, if `event` is the next event of the same thread.
+    /// Decides whether waiting memory is a segment, if `event` is the next event of the same thread. Physical memory
+    /// may be one of several pieces, which are created one after the other.
     fn settle(&mut self, event: &MemoryEvent) {
         if self.waiting.is_empty() {
             return;
         }
-        for waiting in std::mem::take(&mut self.waiting) {
-            let offset = event.addr.0.checked_sub(waiting.addr.0);
-            let inside = offset.is_some_and(|at| at < waiting.size.0);
-            if waiting.tid != event.tid {
-                self.waiting.push(waiting);
-            } else if is_block(event) && inside {
-                self.is_segment(&waiting, event.device);
-            } else {
-                self.is_other(&waiting);
-            }
+        let is_next_piece = event.action == Action::CudaAlloc
+            && (event.call).is_some_and(|call| call.space == CudaMemoryKind::Virtual);
+        let keeps = |waiting: &Waiting| {
+            waiting.tid != event.tid || is_next_piece && matches!(waiting.key, MemoryKey::Handle(_))
+        };
+        let waiting = std::mem::take(&mut self.waiting);
+        let (kept, settled): (Vec<_>, Vec<_>) = waiting.into_iter().partition(keeps);
+        self.waiting = kept;
+        let is_segment = |waiting: &Waiting| is_block(event) && waiting.contains(event.addr);
+        let (mut segments, mut others): (Vec<_>, Vec<_>) =
+            settled.into_iter().partition(is_segment);
+        // Pieces beside each other are one segment.
+        while let Some(at) = others.iter().position(|other| {
+            let mut pieces = segments.iter().filter(|piece| piece.is_mapped());
+            other.is_mapped() && pieces.any(|piece| piece.touches(other))
+        }) {
+            segments.push(others.remove(at));
+        }
+        for waiting in segments {
+            self.is_segment(&waiting, event.device);
+        }
+        for waiting in others {
+            self.is_other(&waiting);
         }
     }
 
     fn is_segment(&mut self, waiting: &Waiting, device: Option<DeviceIndex>) {
-        if let Some(live) = self.live.get_mut(&MemoryKey::Address(waiting.addr.0)) {
+        if let Some(live) = self.live.get_mut(&waiting.key) {
             live.device = device;
             live.is_segment = true;
         }
-        let at = usize::try_from(waiting.position - self.front).unwrap_or(usize::MAX);
-        if let Some(Event::Memory(segment)) = self.held.get_mut(at) {
-            if segment.device.is_some() && device.is_some() && segment.device != device {
-                self.disputed.push(segment.tid);
-            }
+        if let MemoryKey::Handle(_) = waiting.key {
+            self.mapped.back(waiting.addr.0, device);
+        }
+        if let Some(segment) = self.held_at(waiting.position) {
+            let is_disputed =
+                segment.device.is_some() && device.is_some() && segment.device != device;
             segment.action = Action::SegmentAlloc;
+            segment.addr = waiting.addr;
             segment.device = device;
+            let tid = segment.tid;
+            if is_disputed {
+                self.disputed.push(tid);
+            }
+        }
+    }
+
+    /// Event that is held back at a position.
+    fn held_at(&mut self, position: u64) -> Option<&mut MemoryEvent> {
+        let at = usize::try_from(position.checked_sub(self.front)?).ok()?;
+        match self.held.get_mut(at) {
+            Some(Event::Memory(event)) => Some(event),
+            _ => None,
         }
     }
 
@@ -279,41 +357,155 @@ impl Segments {
     }
 
     fn is_other(&mut self, waiting: &Waiting) {
-        if self.live.contains_key(&MemoryKey::Address(waiting.addr.0)) {
-            self.others.insert(waiting.addr.0, waiting.size.0);
+        if let MemoryKey::Address(addr) = waiting.key
+            && self.live.contains_key(&waiting.key)
+        {
+            self.others.insert(addr, waiting.size.0);
         }
     }
 
     /// Makes memory a segment by a free and a segment allocation: a late block event shows that it is one.
     fn reclassify(&mut self, block: &MemoryEvent) {
-        if self.others.is_empty() {
-            return;
-        }
+        let at = |(addr, size): (&u64, &u64)| (block.addr.0 - addr < *size).then_some(*addr);
         let before = self.others.range(..=block.addr.0).next_back();
-        let Some((addr, _)) = before.filter(|(addr, size)| block.addr.0 - **addr < **size) else {
+        if let Some(addr) = before.and_then(at) {
+            self.others.remove(&addr);
+            let becomes = (
+                MemoryKey::Address(addr),
+                Address(addr),
+                Action::SegmentAlloc,
+            );
+            self.replace(becomes, block);
+        }
+        for (addr, handle) in self.mapped.claimed_by(block.addr.0, block.size.0) {
+            self.mapped.back(addr, block.device);
+            let becomes = (
+                MemoryKey::Handle(handle),
+                Address(addr),
+                Action::SegmentAlloc,
+            );
+            self.replace(becomes, block);
+        }
+    }
+
+    /// Ends live memory, and begins it as the memory of a segment on the device of `event`.
+    fn replace(&mut self, (key, addr, action): (MemoryKey, Address, Action), event: &MemoryEvent) {
+        let live = self.live.get_mut(&key);
+        let Some(live) = live.filter(|live| live.since <= event.time) else {
             return;
         };
-        let addr = *addr;
-        self.others.remove(&addr);
-        let Some(live) = self.live.get_mut(&MemoryKey::Address(addr)) else {
-            return;
-        };
-        let mut event = MemoryEvent {
-            addr: Address(addr),
+        let mut free = MemoryEvent {
+            addr: Address(key.number()),
             totals: None,
             stack: StackId::NONE,
             shape: PurposeId::NONE,
-            ..*block
+            ..*event
         };
-        live.describe(&mut event);
+        live.describe(&mut free);
         live.is_segment = true;
-        live.device = block.device;
-        self.held.push_back(Event::Memory(event));
+        live.device = event.device;
+        self.held.push_back(Event::Memory(free));
         self.held.push_back(Event::Memory(MemoryEvent {
-            action: Action::SegmentAlloc,
-            device: block.device,
-            ..event
+            action,
+            addr,
+            device: event.device,
+            ..free
         }));
+    }
+
+    /// Records that a library mapped physical memory that it had created. `event` has the addresses. Memory for a
+    /// segment that the allocator has already wakes the segment.
+    pub fn record_map(&mut self, handle: u64, mut event: MemoryEvent) {
+        let key = MemoryKey::Handle(handle);
+        let waiting = self.waiting.iter().position(|waiting| waiting.key == key);
+        let Some(device) = self.mapped.map(handle, event.addr.0, event.size.0) else {
+            if let Some(waiting) = waiting {
+                self.waiting[waiting].addr = event.addr;
+                self.waiting[waiting].size = event.size;
+            }
+            return;
+        };
+        event.device = device;
+        match waiting.map(|at| self.waiting.remove(at)) {
+            Some(waiting) => {
+                if let Some(live) = self.live.get_mut(&key) {
+                    live.device = device;
+                    live.is_segment = true;
+                }
+                if let Some(held) = self.held_at(waiting.position) {
+                    held.action = Action::SegmentWake;
+                    held.addr = event.addr;
+                    held.device = device;
+                }
+            }
+            None => self.replace((key, event.addr, Action::SegmentWake), &event),
+        }
+    }
+
+    /// Records that addresses are mapped no more, whose memory is still held.
+    pub fn record_unmap(&mut self, addr: u64) {
+        self.mapped.unmap(addr);
+    }
+
+    /// Records an unmapping of addresses that were mapped before attach.
+    pub fn record_unknown_unmap(&mut self, tid: Tid, addr: u64, size: u64) {
+        self.mapped.note_unmap(tid, addr, size);
+    }
+
+    /// Records a release of memory from before attach, by the thread that unmapped it.
+    pub fn record_unknown_release(&mut self, mut event: MemoryEvent) {
+        self.settle(&event);
+        if self.mapped.release_unknown(&mut event) {
+            self.pass(Event::Memory(event));
+        }
+    }
+
+    /// Records that a library gave addresses back, and with them the segments that sleep there.
+    pub fn record_address_free(&mut self, event: MemoryEvent) {
+        self.settle(&event);
+        for (addr, size, device) in self.mapped.free_addresses(event.addr.0, event.size.0) {
+            self.pass(Event::Memory(MemoryEvent {
+                addr: Address(addr),
+                size: Bytes(size),
+                device,
+                stack: StackId::NONE,
+                ..event
+            }));
+        }
+    }
+
+    /// Compares with the segments that the allocator lists: memory in them belongs to it.
+    pub fn note_reading(&mut self, reading: &SegmentReading) {
+        self.mapped.read(reading);
+        for device in &reading.devices {
+            let event = MemoryEvent {
+                device: Some(device.device),
+                ..event_of(reading.time, reading.tgid, Tid(reading.tgid.0))
+            };
+            for segment in &device.segments {
+                let end = segment.addr.0.saturating_add(segment.size.0);
+                let inside = self.others.range(segment.addr.0..end);
+                let inside: Vec<u64> = inside.map(|(addr, _)| *addr).collect();
+                for addr in inside {
+                    self.others.remove(&addr);
+                    let becomes = (
+                        MemoryKey::Address(addr),
+                        Address(addr),
+                        Action::SegmentAlloc,
+                    );
+                    self.replace(becomes, &event);
+                }
+                for (addr, handle) in self.mapped.claimed_by(segment.addr.0, segment.size.0) {
+                    self.mapped.back(addr, Some(device.device));
+                    let becomes = (
+                        MemoryKey::Handle(handle),
+                        Address(addr),
+                        Action::SegmentAlloc,
+                    );
+                    self.replace(becomes, &event);
+                }
+            }
+        }
     }
 
     pub fn pop(&mut self) -> Option<Event> {
@@ -392,258 +584,4 @@ pub fn event_of(time: TimeNs, tgid: Tgid, tid: Tid) -> MemoryEvent {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::{Tgid, Totals};
-
-    const CALL: CudaCall = CudaCall {
-        function: "cudaMalloc",
-        space: CudaMemoryKind::Device,
-    };
-
-    fn event(action: Action, tid: u32, addr: u64, size: u64, device: Option<u8>) -> MemoryEvent {
-        MemoryEvent {
-            action,
-            addr: Address(addr),
-            size: Bytes(size),
-            device: device.map(DeviceIndex),
-            totals: device.map(|_| Totals::default()),
-            stack: StackId::NONE,
-            ..event_of(TimeNs(1), Tgid(1), Tid(tid))
-        }
-    }
-
-    fn block(segments: &mut Segments, tid: u32, addr: u64, device: u8) {
-        segments.push(Event::Memory(event(
-            Action::Alloc,
-            tid,
-            addr,
-            8,
-            Some(device),
-        )));
-    }
-
-    fn malloc(segments: &mut Segments, tid: u32, addr: u64) {
-        let event = MemoryEvent {
-            call: Some(CALL),
-            ..event(Action::CudaAlloc, tid, addr, 0x1000, None)
-        };
-        segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(None), event);
-    }
-
-    fn free(segments: &mut Segments, tid: u32, addr: u64, giver: Owner) {
-        let event = event(Action::CudaFree, tid, addr, 0, None);
-        segments.record_free(MemoryKey::Address(addr), giver, TimeNs(1), event);
-    }
-
-    fn drain(segments: &mut Segments) -> Vec<(Action, Option<u8>, u64)> {
-        std::iter::from_fn(|| segments.pop())
-            .filter_map(|event| match event {
-                Event::Memory(memory) => {
-                    Some((memory.action, memory.device.map(|d| d.0), memory.size.0))
-                }
-                _ => None,
-            })
-            .collect()
-    }
-
-    #[test]
-    fn memory_in_which_a_block_of_the_same_thread_follows_is_a_segment_of_its_device() {
-        let mut segments = Segments::default();
-        malloc(&mut segments, 1, 0x1000);
-        block(&mut segments, 2, 0x9000, 0);
-        assert_eq!(
-            drain(&mut segments),
-            [],
-            "the order is kept, so everything waits"
-        );
-        block(&mut segments, 1, 0x1200, 3);
-        let seen = drain(&mut segments);
-        assert_eq!(seen[0], (Action::SegmentAlloc, Some(3), 0x1000));
-        assert_eq!(seen.len(), 3);
-    }
-
-    #[test]
-    fn a_segment_on_another_device_than_its_thread_is_disputed() {
-        let mut segments = Segments::default();
-        for (tid, addr, believed, device) in [
-            (1, 0x1000, Some(1), 1),
-            (2, 0x3000, Some(0), 1),
-            (3, 0x5000, None, 1),
-        ] {
-            let event = MemoryEvent {
-                call: Some(CALL),
-                ..event(Action::CudaAlloc, tid, addr, 0x1000, believed)
-            };
-            segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(None), event);
-            block(&mut segments, tid, addr, device);
-        }
-        assert_eq!(segments.take_disputed(), [Tid(2)]);
-        assert_eq!(segments.take_disputed(), []);
-    }
-
-    #[test]
-    fn memory_in_which_no_block_follows_is_somebody_elses() {
-        let mut segments = Segments::default();
-        malloc(&mut segments, 1, 0x1000);
-        block(&mut segments, 1, 0x9000, 0);
-        assert_eq!(drain(&mut segments)[0], (Action::CudaAlloc, None, 0x1000));
-        malloc(&mut segments, 1, 0x3000);
-        assert!(segments.is_waiting());
-        segments.give_up();
-        assert_eq!(drain(&mut segments), [(Action::CudaAlloc, None, 0x1000)]);
-    }
-
-    #[test]
-    fn a_block_that_was_long_in_coming_makes_it_a_segment_after_all() {
-        let mut segments = Segments::default();
-        malloc(&mut segments, 1, 0x1000);
-        segments.give_up();
-        block(&mut segments, 1, 0x1800, 2);
-        free(&mut segments, 1, 0x1000, Owner::Allocator);
-        assert_eq!(
-            drain(&mut segments),
-            [
-                (Action::CudaAlloc, None, 0x1000),
-                (Action::CudaFree, None, 0x1000),
-                (Action::SegmentAlloc, Some(2), 0x1000),
-                (Action::Alloc, Some(2), 8),
-                (Action::SegmentFree, Some(2), 0x1000),
-            ]
-        );
-    }
-
-    #[test]
-    fn distinguishes_tracepoint_blocks_from_their_segments() {
-        let mut segments = Segments::default();
-        let block = |action, tid| MemoryEvent {
-            call: Some(CudaCall {
-                function: "pytorch:malloc",
-                space: CudaMemoryKind::Device,
-            }),
-            ..event(action, tid, 0x1000, 0x80, Some(1))
-        };
-        malloc(&mut segments, 1, 0x1000);
-        segments.record_block(block(Action::CudaAlloc, 1));
-        segments.record_block_free(MemoryEvent {
-            size: Bytes(0),
-            ..block(Action::CudaFree, 2)
-        });
-        free(&mut segments, 1, 0x1000, Owner::Allocator);
-        assert_eq!(
-            drain(&mut segments),
-            [
-                (Action::SegmentAlloc, Some(1), 0x1000),
-                (Action::CudaAlloc, Some(1), 0x80),
-                (Action::CudaFree, Some(1), 0x80),
-                (Action::SegmentFree, Some(1), 0x1000),
-            ]
-        );
-    }
-
-    #[test]
-    fn a_free_yields_the_freed_allocation() {
-        let mut segments = Segments::default();
-        malloc(&mut segments, 1, 0x1000);
-        block(&mut segments, 1, 0x1000, 1);
-        malloc(&mut segments, 1, 0x4000);
-        free(&mut segments, 1, 0x1000, Owner::Other);
-        free(&mut segments, 1, 0x4000, Owner::Allocator);
-        free(&mut segments, 1, 0x7000, Owner::Allocator);
-        free(&mut segments, 1, 0x8000, Owner::Other);
-        let seen = drain(&mut segments);
-        assert_eq!(
-            seen[3..],
-            [
-                (Action::SegmentFree, Some(1), 0x1000),
-                (Action::CudaFree, None, 0x1000),
-                (Action::SegmentFree, None, 0),
-                (Action::CudaFree, None, 0),
-            ],
-            "the last two are from before attach"
-        );
-    }
-
-    #[test]
-    fn a_context_takes_along_what_was_given_out_in_it() {
-        let mut segments = Segments::default();
-        for (addr, context) in [(0x1000, Some(7)), (0x3000, None), (0x2000, Some(7))] {
-            let event = MemoryEvent {
-                call: Some(CALL),
-                ..event(Action::CudaAlloc, 1, addr, addr, Some(0))
-            };
-            segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(context), event);
-        }
-        segments.give_up();
-        let gone = event(Action::CudaFree, 1, 0, 0, None);
-        let in_context = |_, live: &Live| live.until == Until::ContextEnds(Some(7));
-        segments.free_matching(in_context, TimeNs(1), gone);
-        let seen = drain(&mut segments);
-        assert_eq!(
-            seen[3..],
-            [
-                (Action::CudaFree, Some(0), 0x1000),
-                (Action::CudaFree, Some(0), 0x2000)
-            ]
-        );
-        assert!(segments.live.contains_key(&MemoryKey::Address(0x3000)));
-        assert!(!segments.live.contains_key(&MemoryKey::Address(0x1000)));
-    }
-
-    #[test]
-    fn handles_and_addresses_of_the_same_number_are_not_mixed_up() {
-        let mut segments = Segments::default();
-        malloc(&mut segments, 1, 0x1000);
-        let event = event(Action::CudaFree, 1, 0x1000, 0, None);
-        segments.record_free(MemoryKey::Array(0x1000), Owner::Other, TimeNs(1), event);
-        assert!(segments.live.contains_key(&MemoryKey::Address(0x1000)));
-    }
-
-    #[test]
-    fn a_free_that_returns_after_its_address_was_allocated_again_frees_the_old_memory() {
-        let mut segments = Segments::default();
-        let at = |action, tid, size, time| MemoryEvent {
-            time: TimeNs(time),
-            call: Some(CALL),
-            ..event(action, tid, 0x1000, size, None)
-        };
-        let place = MemoryKey::Address(0x1000);
-        let give = |segments: &mut Segments, event| {
-            segments.record_alloc(place, Until::ContextEnds(None), event);
-            segments.give_up();
-        };
-        give(&mut segments, at(Action::CudaAlloc, 1, 0x100, 10));
-        // Thread 1 enters the free at 20 and returns at 40; thread 2 gets the address at 30.
-        give(&mut segments, at(Action::CudaAlloc, 2, 0x200, 30));
-        let late = at(Action::CudaFree, 1, 0, 40);
-        segments.record_free(place, Owner::Other, TimeNs(20), late);
-        let expected = [
-            (Action::CudaAlloc, None, 0x100),
-            (Action::CudaFree, None, 0x100),
-            (Action::CudaAlloc, None, 0x200),
-        ];
-        assert_eq!(drain(&mut segments), expected);
-        let own = at(Action::CudaFree, 2, 0, 60);
-        segments.record_free(place, Owner::Other, TimeNs(50), own);
-        assert_eq!(drain(&mut segments), [(Action::CudaFree, None, 0x200)]);
-        // The same, and thread 2 frees what it got before thread 1 returns.
-        give(&mut segments, at(Action::CudaAlloc, 1, 0x100, 110));
-        give(&mut segments, at(Action::CudaAlloc, 2, 0x200, 130));
-        let own = at(Action::CudaFree, 2, 0, 140);
-        segments.record_free(place, Owner::Other, TimeNs(135), own);
-        drain(&mut segments);
-        let late = at(Action::CudaFree, 1, 0, 150);
-        segments.record_free(place, Owner::Other, TimeNs(120), late);
-        assert_eq!(drain(&mut segments), []);
-    }
-
-    #[test]
-    fn a_target_that_never_allocates_in_its_segments_cannot_hold_back_events_without_end() {
-        let mut segments = Segments::default();
-        malloc(&mut segments, 1, 0x1000);
-        for _ in 0..=HELD {
-            segments.push(Event::Memory(event(Action::Free, 2, 0x10, 8, Some(0))));
-        }
-        assert!(segments.pop().is_some());
-    }
-}
+mod tests;

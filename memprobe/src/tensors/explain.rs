@@ -44,8 +44,49 @@ type DeviceOrder = (u8, TensorDevice);
 
 struct Found {
     devices: BTreeMap<DeviceOrder, There>,
-    /// Tensors of each storage; the first one gets its bytes.
-    tensors: Vec<Vec<usize>>,
+    tensors: StorageTensors,
+}
+
+/// Tensors of each storage; the first one gets its bytes.
+struct StorageTensors {
+    /// Index in `all` of the first tensor of each storage, and the end.
+    starts: Vec<usize>,
+    all: Vec<usize>,
+}
+
+impl StorageTensors {
+    fn of(snapshot: &TensorSnapshot) -> Self {
+        let storages = snapshot.storages.len();
+        let with_storage = || {
+            let tensors = snapshot.tensors.iter().enumerate();
+            let tensors = tensors.filter_map(|(at, tensor)| Some((tensor.storage?, at)));
+            tensors.filter(|(storage, _)| *storage < storages)
+        };
+        // First the count of each storage, then the end, then the start, as its tensors are filled in from the back.
+        let mut starts = vec![0; storages + 1];
+        for (storage, _) in with_storage() {
+            starts[storage] += 1;
+        }
+        let mut end = 0;
+        for start in &mut starts {
+            end += *start;
+            *start = end;
+        }
+        let mut all = vec![0; end];
+        for (storage, at) in with_storage().rev() {
+            starts[storage] -= 1;
+            all[starts[storage]] = at;
+        }
+        for ends in starts.windows(2) {
+            let sharing = &mut all[ends[0]..ends[1]];
+            sharing.sort_by_key(|&at| rank(&snapshot.tensors[at], snapshot));
+        }
+        Self { starts, all }
+    }
+
+    fn of_storage(&self, at: usize) -> &[usize] {
+        &self.all[self.starts[at]..self.starts[at + 1]]
+    }
 }
 
 fn order(device: TensorDevice) -> DeviceOrder {
@@ -74,26 +115,20 @@ impl Found {
             let there = devices.entry(order(storage.device));
             there.or_default().storages.push(at);
         }
-        let mut tensors = vec![Vec::new(); snapshot.storages.len()];
         for (at, tensor) in snapshot.tensors.iter().enumerate() {
-            let storage = tensor.storage.and_then(|storage| tensors.get_mut(storage));
-            match storage {
-                Some(sharing) => sharing.push(at),
-                None => {
-                    let there = devices.entry(order(tensor.device));
-                    there.or_default().without.push(at);
-                }
+            let storage = tensor.storage;
+            if storage.is_none_or(|storage| storage >= snapshot.storages.len()) {
+                let there = devices.entry(order(tensor.device));
+                there.or_default().without.push(at);
             }
         }
-        for sharing in &mut tensors {
-            sharing.sort_by_key(|&at| rank(&snapshot.tensors[at], snapshot));
-        }
+        let tensors = StorageTensors::of(snapshot);
         for there in devices.values_mut() {
             let blocks = &snapshot.blocks;
             there.blocks.sort_by_key(|&at| blocks[at].addr);
             // Of storages with the same start, the one with the better-ranked tensor comes first.
             let best = |at: usize| {
-                let best = tensors[at].first();
+                let best = tensors.of_storage(at).first();
                 best.map_or((1, None), |&at| {
                     (0, Some(rank(&snapshot.tensors[at], snapshot)))
                 })
@@ -159,7 +194,9 @@ fn device_table(
         tensors: &found.tensors,
         first_row: vec![None; snapshot.storages.len()],
         device,
-        rows: Vec::new(),
+        rows: Vec::with_capacity(
+            there.storages.len().max(there.blocks.len()) + there.without.len(),
+        ),
         account: Account {
             totals,
             ..Account::default()
@@ -193,7 +230,7 @@ fn totals_of(snapshot: &TensorSnapshot, index: DeviceIndex) -> Option<Totals> {
 
 struct Builder<'a> {
     snapshot: &'a TensorSnapshot,
-    tensors: &'a [Vec<usize>],
+    tensors: &'a StorageTensors,
     first_row: Vec<Option<usize>>,
     device: TensorDevice,
     rows: Vec<Row>,
@@ -203,26 +240,13 @@ struct Builder<'a> {
 impl Builder<'_> {
     /// Adds blocks with their storages, and storages outside all blocks.
     fn add_blocks(&mut self, there: &There) {
-        let blocks = &self.snapshot.blocks;
-        let mut inside: Vec<Vec<usize>> = vec![Vec::new(); there.blocks.len()];
-        let mut outside = Vec::new();
-        for &at in &there.storages {
-            let storage = &self.snapshot.storages[at];
-            let next = there
-                .blocks
-                .partition_point(|&block| blocks[block].addr <= storage.data);
-            let place = next.checked_sub(1).filter(|&place| {
-                let block = &blocks[there.blocks[place]];
-                storage.data.0 - block.addr.0 < block.size.0
-            });
-            match place {
-                Some(place) => inside[place].push(at),
-                None => outside.push(at),
-            }
-        }
-        for (&block, storages) in there.blocks.iter().zip(&inside) {
-            let block = &blocks[block];
-            if storages.is_empty() {
+        let (inside, outside) = self.storages_by_block(there);
+        let mut rest = &inside[..];
+        for (place, &block) in there.blocks.iter().enumerate() {
+            let block = &self.snapshot.blocks[block];
+            let (own, others) = rest.split_at(rest.partition_point(|(at, _)| *at <= place));
+            rest = others;
+            if own.is_empty() {
                 let (kind, bytes) = match self.snapshot.limit {
                     None => (RowKind::Block, &mut self.account.blocks),
                     Some(_) => (RowKind::BlockBeyondLimit, &mut self.account.beyond_limit),
@@ -231,7 +255,8 @@ impl Builder<'_> {
                 let row = block_row(block, self.device);
                 self.rows.push(Row { kind, ..row });
             } else {
-                self.add_storages(storages, Some(block));
+                let storages: Vec<usize> = own.iter().map(|(_, storage)| *storage).collect();
+                self.add_storages(&storages, Some(block));
             }
         }
         let first = self.rows.len();
@@ -247,6 +272,31 @@ impl Builder<'_> {
             .saturating_add(got(self.account.bare, counted.bare));
         self.account = counted;
         self.account.outside = Bytes(outside);
+    }
+
+    /// Returns the storages within blocks, each after the place of its block and in this order, and all others.
+    fn storages_by_block(&self, there: &There) -> (Vec<(usize, usize)>, Vec<usize>) {
+        let blocks = &self.snapshot.blocks;
+        let mut inside = Vec::with_capacity(there.storages.len());
+        let mut outside = Vec::new();
+        // Both are in the order of addresses.
+        let mut next = 0;
+        for &at in &there.storages {
+            let data = self.snapshot.storages[at].data;
+            let rest = there.blocks[next..].iter();
+            next += rest
+                .take_while(|&&block| blocks[block].addr <= data)
+                .count();
+            let place = next.checked_sub(1).filter(|&place| {
+                let block = &blocks[there.blocks[place]];
+                data.0 - block.addr.0 < block.size.0
+            });
+            match place {
+                Some(place) => inside.push((place, at)),
+                None => outside.push(at),
+            }
+        }
+        (inside, outside)
     }
 
     /// Adds storages of one block, or of no known one.
@@ -298,7 +348,7 @@ impl Builder<'_> {
         let storage = &self.snapshot.storages[at];
         let first = self.rows.len();
         self.first_row[at] = Some(first);
-        let tensors = &self.tensors[at];
+        let tensors = self.tensors.of_storage(at);
         if tensors.is_empty() {
             self.account.bare = add(self.account.bare, own);
             self.rows.push(storage_row(storage, block));

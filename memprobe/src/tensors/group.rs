@@ -108,7 +108,7 @@ impl<'a> Key<'a> {
             GroupBy::Shape => Self::Equal(Alike::of(row, Likeness::Shape)),
             GroupBy::Kind => Self::Kind(row.kind),
             GroupBy::Module => Self::Module(row.module.as_ref()),
-            GroupBy::Site => Self::Site(row.site.as_ref()),
+            GroupBy::Site => Self::Site(row.site.as_deref()),
             GroupBy::Retainer => {
                 let retainer = row.retainer.as_ref();
                 Self::Keeper(retainer.map(|retainer| (&*retainer.by, retainer.class.as_deref())))
@@ -140,7 +140,7 @@ impl<'a> Alike<'a> {
                 .as_ref()
                 .filter(|_| holds || row.saved_by.is_none()),
             saved_by: row.saved_by.as_ref(),
-            site: row.site.as_ref().filter(|_| holds),
+            site: row.site.as_deref().filter(|_| holds),
             requires_grad: row.requires_grad,
         };
         Self {

@@ -163,6 +163,12 @@ fn table_of(pool: &KvPool, cache: Option<CacheMemory>) -> KvTable {
         unit_bytes: unit_bytes.map(Bytes),
         rows: Vec::new(),
     };
+    table.rows = rows_of(pool, &table);
+    table
+}
+
+/// Returns the requests of a pool, most units first, and the other uses.
+fn rows_of(pool: &KvPool, table: &KvTable) -> Vec<KvRow> {
     let row = |usage, units| KvRow {
         usage,
         request: None,
@@ -170,15 +176,12 @@ fn table_of(pool: &KvPool, cache: Option<CacheMemory>) -> KvTable {
         shared: 0,
         bytes: table.bytes_of(units),
     };
-    let mut rows: Vec<KvRow> = pool
-        .requests
-        .iter()
-        .map(|request| KvRow {
-            request: Some(request.id.clone()),
-            shared: request.shared,
-            ..row(KvUsage::Request, request.own)
-        })
-        .collect();
+    let requests = pool.requests.iter().map(|request| KvRow {
+        request: Some(request.id.clone()),
+        shared: request.shared,
+        ..row(KvUsage::Request, request.own)
+    });
+    let mut rows: Vec<KvRow> = requests.collect();
     rows.sort_by(|one, other| {
         let key = |row: &KvRow| Reverse((row.units, row.shared));
         let by_units = key(one).cmp(&key(other));
@@ -193,15 +196,13 @@ fn table_of(pool: &KvPool, cache: Option<CacheMemory>) -> KvTable {
     ];
     let uses = uses.into_iter().filter(|(_, units)| *units > 0);
     rows.extend(uses.map(|(usage, units)| row(usage, units)));
-    let whole = table.bytes_of(pool.total);
-    let rest = table.bytes.zip(whole);
+    let rest = table.bytes.zip(table.bytes_of(pool.total));
     let rest = rest.map(|(bytes, whole)| bytes.0.saturating_sub(whole.0));
     rows.extend(rest.filter(|rest| *rest > 0).map(|rest| KvRow {
         bytes: Some(Bytes(rest)),
         ..row(KvUsage::Rest, 0)
     }));
-    table.rows = rows;
-    table
+    rows
 }
 
 /// Use of memory that the allocator reserved on a device of a server.
@@ -235,7 +236,10 @@ pub fn server_memory(table: &TensorTable, device: &DeviceTable) -> Vec<(ServerMe
     let order = [ServerMemory::Weights, ServerMemory::KvCache];
     for usage in order {
         let rows = device.rows.iter().filter(|row| usage_of(row.kind) == usage);
-        push(usage, rows.map(|row| row.holds.0).sum());
+        push(
+            usage,
+            rows.fold(0, |sum, row| sum.saturating_add(row.holds.0)),
+        );
     }
     for row in &device.rows {
         let usage = usage_of(row.kind);

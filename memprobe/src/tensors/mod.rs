@@ -173,7 +173,7 @@ pub struct Row {
     /// Retainers of its storage; `None` if no name leads to it.
     pub retainer: Option<Arc<Retainer>>,
     pub module: Option<Arc<str>>,
-    pub site: Option<Frame>,
+    pub site: Option<Arc<Frame>>,
     /// Purpose of the block in words; only for memory without a tensor.
     pub purpose: Option<Arc<str>>,
     /// Address of its storage's data, or of the block.

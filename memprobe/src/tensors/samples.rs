@@ -72,7 +72,7 @@ impl Building {
             size: Bytes(size),
             requested: Some(Bytes(bytes)),
             device: DeviceIndex(0),
-            site,
+            site: site.map(Arc::new),
             purpose: None,
         });
         addr

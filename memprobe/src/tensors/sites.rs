@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use crate::event::tensors::{Block, Consistency, TensorSnapshot};
 use crate::event::{
     Action, Address, BlockLabels, BlockPurpose, Bytes, DeviceIndex, Event, Frame, TimeNs,
@@ -75,11 +77,14 @@ impl Sites {
         }
         let still = matches!(snapshot.consistency, Consistency::Paused { .. });
         let moment = Some(snapshot.moment).filter(|moment| still && *moment != TimeNs(0));
+        // Many blocks are of one line.
+        let mut sites: HashSet<Arc<Frame>> = HashSet::new();
         for block in &mut snapshot.blocks {
             if let Some((size, site, purpose)) = self.at(ledger, block, moment)
                 && size == block.size
             {
-                block.site = site;
+                let shared = |site| Arc::clone(sites.get_or_insert_with(&site, shared_frame));
+                block.site = site.map(shared);
                 block.purpose = purpose.map(|purpose| in_words(&purpose));
             }
         }
@@ -120,6 +125,10 @@ fn known(ledger: &Ledger, id: BlockId) -> Known {
     let frame = ledger.site(block.stack, Grouping::User).frame();
     let purpose = ledger.purpose(block.purpose);
     Some((block.size, frame.cloned(), purpose.cloned()))
+}
+
+fn shared_frame(frame: &Frame) -> Arc<Frame> {
+    Arc::new(frame.clone())
 }
 
 /// Purpose of a block, as text for a row without a tensor.
@@ -246,7 +255,7 @@ mod tests {
         Sites::default().sign(&ledger, &mut snapshot);
         assert_eq!(
             snapshot.blocks[0].site,
-            Some(line("/home/me/train.py", 1, "f"))
+            Some(Arc::new(line("/home/me/train.py", 1, "f")))
         );
         assert_eq!(snapshot.blocks[1].site, None);
         // Another size is another block.

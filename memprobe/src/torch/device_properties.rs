@@ -1,4 +1,4 @@
-//! UUIDs of a process's devices, from PyTorch's copies of `cudaDeviceProp`.
+//! UUIDs and memory of a process's devices, from PyTorch's copies of `cudaDeviceProp`.
 //!
 //! PyTorch keeps them in `device_properties`, a static `std::vector` with one entry for each ordinal
 //! (aten/src/ATen/cuda/CUDAContext.cpp@v2.0.0). `torch.cuda` fills it when it starts.
@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::event::Bytes;
 use crate::process::maps::{Maps, Permissions};
 use crate::process::memory::ReadMemory;
 
@@ -40,8 +41,17 @@ const VECTOR: u64 = 24;
 
 pub type Uuid = [u8; UUID];
 
-/// Returns the UUID of each ordinal; `None` for one that PyTorch has not asked for. Empty if PyTorch has asked for none.
-pub fn uuids(maps: &Maps, memory: &impl ReadMemory) -> Vec<Option<Uuid>> {
+/// Facts that CUDA told PyTorch about a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceProperties {
+    pub uuid: Uuid,
+    /// `totalGlobalMem`; of a MIG device its own.
+    pub memory: Bytes,
+}
+
+/// Returns the properties of each ordinal; `None` for one that PyTorch has not asked for. Empty if PyTorch has asked for
+/// none.
+pub fn properties(maps: &Maps, memory: &impl ReadMemory) -> Vec<Option<DeviceProperties>> {
     let mut left = MOST;
     for range in variables(maps) {
         let mut at = range.start;
@@ -79,7 +89,7 @@ fn variables(maps: &Maps) -> Vec<Range<u64>> {
 }
 
 /// Finds the vector in a piece of memory.
-fn find(bytes: &[u8], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
+fn find(bytes: &[u8], memory: &impl ReadMemory) -> Option<Vec<Option<DeviceProperties>>> {
     let mut words = bytes.chunks_exact(8).map(|word| {
         let word = word.first_chunk();
         u64::from_le_bytes(word.copied().unwrap_or_default())
@@ -99,7 +109,10 @@ fn find(bytes: &[u8], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
 }
 
 /// Reads a vector of entries of any known size.
-fn vector([begin, end, room]: [u64; 3], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
+fn vector(
+    [begin, end, room]: [u64; 3],
+    memory: &impl ReadMemory,
+) -> Option<Vec<Option<DeviceProperties>>> {
     let bytes = end.checked_sub(begin)?;
     if begin % 8 != 0 || room < end || room - begin > 2 * bytes {
         return None;
@@ -117,18 +130,18 @@ fn entries(
     number: u64,
     size: u64,
     memory: &impl ReadMemory,
-) -> Option<Vec<Option<Uuid>>> {
+) -> Option<Vec<Option<DeviceProperties>>> {
     let entries = (0..number).map(|at| {
         let address = begin.checked_add(at * size)?;
         let head = memory.read_array::<{ MEMORY + 8 }>(address).ok()?;
         entry(&head)
     });
-    let entries: Vec<Option<Uuid>> = entries.collect::<Option<_>>()?;
+    let entries: Vec<Option<DeviceProperties>> = entries.collect::<Option<_>>()?;
     entries.iter().any(Option::is_some).then_some(entries)
 }
 
-/// Returns the UUID of one entry, `Some(None)` if PyTorch has not filled it, `None` if it is no entry.
-fn entry(head: &[u8; MEMORY + 8]) -> Option<Option<Uuid>> {
+/// Returns the properties of one entry, `Some(None)` if PyTorch has not filled it, `None` if it is no entry.
+fn entry(head: &[u8; MEMORY + 8]) -> Option<Option<DeviceProperties>> {
     if head.iter().all(|&byte| byte == 0) {
         return Some(None);
     }
@@ -142,7 +155,10 @@ fn entry(head: &[u8; MEMORY + 8]) -> Option<Option<Uuid>> {
     let is_entry = is_name && is_padded && PLAUSIBLE_MEMORY.contains(&total);
     // Of a driver without UUIDs nothing is known.
     let uuid = Some(uuid).filter(|uuid| uuid.iter().any(|&byte| byte != 0));
-    is_entry.then_some(uuid)
+    is_entry.then_some(uuid.map(|uuid| DeviceProperties {
+        uuid,
+        memory: Bytes(total),
+    }))
 }
 
 #[cfg(test)]
@@ -160,7 +176,7 @@ mod tests {
         uuid
     }
 
-    fn properties(size: u64, uuid: Option<Uuid>) -> Vec<u8> {
+    fn entry_of(size: u64, uuid: Option<Uuid>) -> Vec<u8> {
         let mut bytes = vec![0; size as usize];
         if let Some(uuid) = uuid {
             bytes[..13].copy_from_slice(b"Simulated GPU");
@@ -175,7 +191,7 @@ mod tests {
         let mut memory = FakeMemory::default();
         let entries: Vec<u8> = uuids
             .iter()
-            .flat_map(|uuid| properties(size, *uuid))
+            .flat_map(|uuid| entry_of(size, *uuid))
             .collect();
         let end = ENTRIES + entries.len() as u64;
         memory.map(ENTRIES, entries);
@@ -208,21 +224,25 @@ mod tests {
         for size in SIZES {
             let expected = [Some(uuid(3)), None, Some(uuid(1))];
             let (maps, memory) = process(size, &expected);
-            assert_eq!(uuids(&maps, &memory), expected, "{size}");
+            let found = properties(&maps, &memory);
+            let uuids: Vec<_> = found.iter().map(|it| it.map(|it| it.uuid)).collect();
+            assert_eq!(uuids, expected, "{size}");
+            let memory = found.iter().flatten().map(|it| it.memory);
+            assert!(memory.eq([Bytes(16 << 30); 2]), "{found:?}");
         }
     }
 
     #[test]
     fn what_is_no_list_of_properties_gives_nothing() {
         let (maps, memory) = process(1032, &[None, None]);
-        assert!(uuids(&maps, &memory).is_empty());
+        assert!(properties(&maps, &memory).is_empty());
         let (maps, mut memory) = process(1032, &[Some(uuid(0))]);
         memory.write(ENTRIES + 2, b"\x07");
-        assert!(uuids(&maps, &memory).is_empty());
+        assert!(properties(&maps, &memory).is_empty());
         let (maps, mut memory) = process(1032, &[Some(uuid(0))]);
         memory.end();
-        assert!(uuids(&maps, &memory).is_empty());
-        assert!(uuids(&Maps::default(), &memory).is_empty());
+        assert!(properties(&maps, &memory).is_empty());
+        assert!(properties(&Maps::default(), &memory).is_empty());
     }
 
     #[test]

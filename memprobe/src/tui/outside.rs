@@ -6,32 +6,17 @@ use super::table_screen::{
     Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenParts, SourcePlace, TableOf,
     TableRow, TableScreen,
 };
-use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
-use crate::view::table::{Cell, Column, Tone, columns};
-use crate::view::{FileNames, clean, cuda_memory_kind, library_name, named_site, whole_frame};
+use crate::view::table::Column;
+use crate::view::{
+    FileNames, OutsideEntry, clean, cuda_memory_kind, named_site, outside_columns, whole_frame,
+};
 
-const COLUMNS: [Column<OutsideData>; 5] = columns![|row: OutsideData|
-    figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.live,
-    figure("PEAK").screen(11, 44) => row.peak,
-    figure("BLOCKS").screen(7, 56) => row.blocks,
-    label("KIND").screen(16, 70) => row.kind.as_deref().map_or(Cell::Text("".into()), Cell::from),
-    label("LIBRARY").name(0) => &row.name,
-];
+const COLUMNS: [Column<OutsideEntry<'static>>; 11] = outside_columns();
 
 /// Key of a row: the index of its library and kind, and the line.
 type OutsideKey = (String, Option<Site>);
-
-#[derive(Clone, PartialEq, Debug)]
-pub struct OutsideData {
-    live: Bytes,
-    peak: Bytes,
-    blocks: u64,
-    kind: Option<String>,
-    name: String,
-    detail: String,
-}
 
 #[derive(Default)]
 pub struct Outside {
@@ -39,7 +24,7 @@ pub struct Outside {
     has_rows: bool,
 }
 
-static PARTS: ScreenParts<OutsideData> = ScreenParts {
+static PARTS: ScreenParts<OutsideEntry<'static>> = ScreenParts {
     tab: Some(Tab::Outside),
     columns: &COLUMNS,
     searched: "library and kind",
@@ -56,13 +41,13 @@ LIBRARY     library or program that called into CUDA
 
 impl Content for Outside {
     type Key = OutsideKey;
-    type Data = OutsideData;
+    type Data = OutsideEntry<'static>;
     type Context = ProcessContext;
 
     /// Peaks do not swing within an iteration, so rows stay in their places.
     const FIRST_SORT: &'static str = "PEAK";
 
-    fn parts(&self) -> &'static ScreenParts<OutsideData> {
+    fn parts(&self) -> &'static ScreenParts<OutsideEntry<'static>> {
         &PARTS
     }
 
@@ -75,7 +60,7 @@ impl Content for Outside {
         let entry = |library| (library_row(library, query), library);
         let entries: Vec<(RowOf<Self>, &OutsideRow)> = libraries.iter().map(entry).collect();
         let live = |row: &RowOf<Self>| row.data.live.0.into();
-        let searched = |row: &RowOf<Self>| row.data.detail.clone();
+        let searched = |row: &RowOf<Self>| detail(&row.data);
         query.table(self, entries, live, searched, |row, library| {
             let lines = library.lines.iter().filter(|_| row.fold == Fold::Open);
             let mut lines: Vec<RowOf<Self>> =
@@ -117,8 +102,16 @@ impl Content for Outside {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        vec![row.data.detail.clone()]
+        vec![match &row.key.1 {
+            None => detail(&row.data),
+            Some(site) => format!("{} {}", human(row.data.live), named_site(site, whole_frame)),
+        }]
     }
+}
+
+/// Library and kind of memory, in whole.
+fn detail(library: &OutsideEntry<'_>) -> String {
+    format!("{}  {}", clean(&library.library), library.kind)
 }
 
 fn key(library: &OutsideRow) -> OutsideKey {
@@ -129,26 +122,18 @@ fn key(library: &OutsideRow) -> OutsideKey {
 fn library_row(library: &OutsideRow, query: &Query<OutsideKey>) -> RowOf<Outside> {
     let key = key(library);
     let fold = query.fold(!library.lines.is_empty(), &key);
-    let data = OutsideData {
-        live: library.live,
-        peak: library.peak,
-        blocks: library.live_blocks,
-        kind: Some(cuda_memory_kind(library)),
-        name: clean(library_name(library)),
-        detail: format!("{}  {}", clean(&library.library), cuda_memory_kind(library)),
-    };
+    let data = OutsideEntry::new(library);
     TableRow::leaf(key, data).at(0, fold)
 }
 
 fn line_row(library: &str, line: &LineRow) -> RowOf<Outside> {
-    let site = named_site(&line.site, whole_frame);
-    let data = OutsideData {
+    let data = OutsideEntry {
         live: line.live,
         peak: line.peak,
         blocks: line.live_blocks,
-        kind: None,
+        allocs: line.allocs,
         name: FileNames::default().site(&line.site),
-        detail: format!("{} {site}", human(line.live)),
+        ..OutsideEntry::default()
     };
     let key = (library.to_owned(), Some(line.site.clone()));
     TableRow::leaf(key, data).at(1, Fold::Leaf)

@@ -478,6 +478,7 @@ pub(super) fn segments() -> Arc<Vec<SegmentMap>> {
         read: Some(TimeNs(1)),
         unread: None,
         requested: Some(Bytes(49 * MIB)),
+        active: Some(Bytes(54 * MIB)),
         unplaced: 0,
         outside: Bytes(0),
         segments: vec![

@@ -1,8 +1,9 @@
 //! Cells and rows that several tables have in common.
 
-use super::names::{BEFORE_ATTACH, UNACCOUNTED};
+use super::names::{BEFORE_ATTACH, UNACCOUNTED, line_pools};
 use super::table::Cell;
 use crate::event::Frame;
+use crate::ledger::snapshot::{LineRow, Site};
 
 pub fn known_line(frame: &Frame) -> Option<u32> {
     (frame.line != 0).then_some(frame.line)
@@ -18,6 +19,50 @@ pub fn frame(frame: &Frame) -> Cell<'_> {
     let library = frame.library.as_deref();
     fields.extend(library.map(|library| ("library", library.into())));
     Cell::Object(fields)
+}
+
+pub fn file(site: Option<&Site>) -> Cell<'_> {
+    site.and_then(Site::frame).map(|frame| &*frame.file).into()
+}
+
+pub fn line(site: Option<&Site>) -> Cell<'_> {
+    site.and_then(Site::frame).and_then(known_line).into()
+}
+
+pub fn function(site: Option<&Site>) -> Cell<'_> {
+    let frame = site.and_then(Site::frame);
+    frame.map(|frame| &*frame.function).into()
+}
+
+/// Thread of memory without a line.
+pub fn thread(site: Option<&Site>) -> Cell<'_> {
+    let nobody = site.and_then(Site::nobody);
+    nobody.map(|(thread, _)| &**thread).into()
+}
+
+/// Reason that memory has no line.
+pub fn reason(site: Option<&Site>) -> Cell<'_> {
+    site.and_then(Site::nobody).map(|(_, reason)| reason).into()
+}
+
+pub fn node(site: Option<&Site>) -> Cell<'_> {
+    site.and_then(Site::node).map(|node| &**node).into()
+}
+
+pub fn frames(frames: &[Frame]) -> Cell<'_> {
+    Cell::list(frames.iter().map(frame))
+}
+
+/// Live bytes of a line by the pool over CUDA, inferred from native code; blank if no stack shows one.
+pub fn pools(line: &LineRow) -> Cell<'static> {
+    let pools = line_pools(line);
+    if pools.is_empty() {
+        return Cell::Blank;
+    }
+    let pools = pools.into_iter();
+    let pools =
+        pools.map(|(name, live)| Cell::Object(vec![("name", name.into()), ("live", live.into())]));
+    Cell::List(pools.collect())
 }
 
 /// A row that completes a sum to the allocator's total.

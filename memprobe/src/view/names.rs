@@ -133,11 +133,16 @@ pub fn cuda_memory_kind(row: &OutsideRow) -> String {
 }
 
 pub fn library_name(row: &OutsideRow) -> &str {
-    tail(&row.library, 1)
+    library_file(&row.library)
+}
+
+/// Returns the file name of a library.
+pub fn library_file(library: &str) -> &str {
+    tail(library, 1)
 }
 
 /// Live bytes of a line by the allocator that divides them, inferred from the native code on each stack.
-pub fn line_pools(line: &LineRow) -> Vec<(&'static str, Bytes)> {
+pub(super) fn line_pools(line: &LineRow) -> Vec<(&'static str, Bytes)> {
     let mut pools: Vec<(&'static str, Bytes)> = Vec::new();
     for row in &line.stacks {
         let frames = row.stack.frames.iter();

@@ -1,7 +1,9 @@
 //! Text for the allocator's segments and pools, and their table.
 
 use super::table::{Cell, Column, Data, SortOrder, Tone, columns};
-use crate::attribution::tables::{SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow};
+use crate::attribution::tables::{
+    PoolOfStream, SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow,
+};
 use crate::event::{Address, Bytes, DeviceIndex, Pool, PoolOwner, PrivatePoolState};
 
 /// Name of a pool that events alone do not tell.
@@ -80,7 +82,7 @@ fn blocks(row: &SegmentEntry) -> Cell<'static> {
     Cell::list(row.pieces.iter().map(block))
 }
 
-fn owner(owner: PoolOwner) -> &'static str {
+pub(super) fn owner(owner: PoolOwner) -> &'static str {
     match owner {
         PoolOwner::Default => "default",
         PoolOwner::Private { id, .. } if id.is_of_graph() => "graph",
@@ -88,7 +90,7 @@ fn owner(owner: PoolOwner) -> &'static str {
     }
 }
 
-fn pool_id(pool: Pool) -> Option<Cell<'static>> {
+pub(super) fn pool_id(pool: Pool) -> Option<Cell<'static>> {
     match pool.owner {
         PoolOwner::Default => None,
         PoolOwner::Private { id, .. } => Some(Cell::list([id.0, id.1].map(Cell::Number))),
@@ -103,8 +105,8 @@ fn freeable(pool: Pool) -> Option<bool> {
 }
 
 /// Names a pool: `large`, `small, graph pool (1, 0)`, with its stream and kind of segments.
-pub fn pool_name(row: &SegmentRow) -> String {
-    let Some(pool) = row.pool else {
+pub fn pool_name(of: PoolOfStream) -> String {
+    let Some(pool) = of.pool else {
         return NOT_READ.to_owned();
     };
     let mut name = pool.size.as_str().to_owned();
@@ -115,11 +117,11 @@ pub fn pool_name(row: &SegmentRow) -> String {
             name.push_str(", unused");
         }
     }
-    match row.stream {
+    match of.stream {
         None | Some(0) => name.push_str(", default stream"),
         Some(stream) => name.push_str(&format!(", stream {stream:#x}")),
     }
-    if row.is_expandable {
+    if of.is_expandable {
         name.push_str(", expandable");
     }
     name
@@ -134,7 +136,7 @@ pub fn pools(map: &SegmentMap) -> Vec<PoolSegments<'_>> {
             .entry((row.pool, row.stream, row.is_expandable))
             .or_insert_with(|| {
                 pools.push(PoolSegments {
-                    name: pool_name(row),
+                    name: pool_name(PoolOfStream::of(row)),
                     rows: Vec::new(),
                 });
                 pools.len() - 1

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{count, counted};
+use super::table::{Cell, Column, Cut, Tone, columns};
 use super::text::{CUT, clean};
 use crate::event::bytes::human;
 use crate::event::tensors::{Consistency, Name, Retainer, TensorKind};
@@ -90,6 +91,37 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
             count(others as u64)
         ),
     }
+}
+
+/// Row in a table of tensors, on the live screen and in reports.
+pub trait TensorCells {
+    /// Bytes of the allocator, with those outside it.
+    fn allocated(&self) -> Cell<'_>;
+    fn size(&self) -> Cell<'_>;
+    fn kind(&self) -> Cell<'_>;
+    fn shape(&self) -> Cell<'_>;
+    fn dtype(&self) -> Cell<'_>;
+    fn grad(&self) -> Cell<'_>;
+    fn name(&self) -> Cell<'_>;
+}
+
+/// Columns of bytes.
+pub const fn tensor_size_columns<R: TensorCells>() -> [Column<R>; 2] {
+    columns![|row: R|
+        figure("ALLOCATED").screen(11, 0).tone(Tone::Strong) => row.allocated(),
+        figure("SIZE").screen(11, 96) => row.size(),
+    ]
+}
+
+/// Columns of properties; `name` heads the last one.
+pub const fn tensor_columns<R: TensorCells>(name: &'static str) -> [Column<R>; 5] {
+    columns![|row: R|
+        label("KIND").screen(9, 56) => row.kind(),
+        label("SHAPE").width(40, 40).screen(22, 64) => row.shape(),
+        label("DTYPE").screen(8, 84).order(None) => row.dtype(),
+        label("GRAD").screen(4, 116).order(None) => row.grad(),
+        label(name).width(24, usize::MAX).cut(Cut::Middle).screen(0, 0) => row.name(),
+    ]
 }
 
 /// Texts of a group of rows, which is not empty.

@@ -114,6 +114,7 @@ pub const PURE_FILES: &[&str] = &[
     "cuda/checkpoint/failure.rs",
     "cuda/checkpoint/steps.rs",
     "cuda/identity.rs",
+    "cuda/libraries.rs",
     "cuda/pools.rs",
     "torch/names.rs",
 ];
@@ -207,6 +208,7 @@ pub const MODULES: &[Module] = &[
             "ledger::snapshot",
             "tensors",
             "attribution::tables",
+            "cuda::libraries",
         ],
         // Its writers take any output.
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],

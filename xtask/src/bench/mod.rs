@@ -31,7 +31,7 @@ use crate::repository::Repository;
 use profiler::Programs;
 use stored::StoredPart;
 use table::{Style, Table};
-use target::Target;
+use target::{LoopOptions, Target};
 
 /// Python of the figures that the documents have.
 const DEFAULT_PYTHON: &str = "3.11";
@@ -45,7 +45,7 @@ pub struct Options {
     /// Print tables in Markdown; progress goes to standard error
     #[arg(long)]
     markdown: bool,
-    /// Turns of the training loop: each has one block of every profiler
+    /// Turns of the training loop: each has one block of every profiler. Of `scale` at most three
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Iterations of the training loop in a block
@@ -60,6 +60,8 @@ pub struct Options {
     /// Another memprobe, such as that of an earlier commit, in the same turns of the training loop
     #[arg(long, value_name = "MEMPROBE")]
     other: Option<PathBuf>,
+    #[command(flatten)]
+    training_loop: LoopOptions,
     /// Keep the measurements in docs/cost.json, and write the tables of README.md and the guide from it
     #[arg(long, conflicts_with_all = ["other", "filter"])]
     keep: bool,
@@ -101,6 +103,9 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
              \x20 cargo xtask bench --only code"
         );
     }
+    if options.keep && !options.training_loop.is_of_the_documents() {
+        bail!("the documents have the loop without --model and --gpu-time");
+    }
     let mut tables = Vec::new();
     let mut gpu = None;
     if attaches {
@@ -114,7 +119,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         let workloads = repository.root().join("tests/workloads");
         if in_the_loop {
             let script = workloads.join("bench_loop.py");
-            let mut target = Target::start(&environment.python, &script)?;
+            let mut target = Target::start(&environment.python, &script, &options.training_loop)?;
             if wanted(Part::Loop) {
                 tables.push((
                     Part::Loop,
@@ -142,7 +147,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         }
         if wanted(Part::Scale) {
             let filter = options.filter.as_deref().unwrap_or_default();
-            let table = scale::measure(&environment.python, &workloads, &programs, filter)?;
+            let rounds = options.rounds;
+            let table = scale::measure(&environment.python, &workloads, &programs, filter, rounds)?;
             tables.push((Part::Scale, table));
         }
         if wanted(Part::Recording) {

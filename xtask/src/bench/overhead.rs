@@ -44,7 +44,8 @@ pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> R
             options.rounds
         );
     }
-    let mut table = table(&profilers, &blocks, &losses)?;
+    let title = options.training_loop.title();
+    let mut table = table(&title, &profilers, &blocks, &losses)?;
     table.samples(samples);
     Ok(table)
 }
@@ -67,7 +68,12 @@ fn one_block(
 
 /// Builds the table from the blocks of each profiler and the records that it lost in all of them; the
 /// first are without a profiler.
-fn table(profilers: &[Profiler], blocks: &[Vec<Block>], losses: &[Option<u64>]) -> Result<Table> {
+fn table(
+    title: &str,
+    profilers: &[Profiler],
+    blocks: &[Vec<Block>],
+    losses: &[Option<u64>],
+) -> Result<Table> {
     let plain = blocks.first().context("nothing was measured")?;
     let events = plain
         .iter()
@@ -76,9 +82,7 @@ fn table(profilers: &[Profiler], blocks: &[Vec<Block>], losses: &[Option<u64>]) 
         .context("nothing was measured")?
         .median();
     let mut table = Table::new(
-        format!(
-            "A training loop (8-layer perceptron with Adam, {events:.0} allocator events an iteration)"
-        ),
+        format!("A training loop ({title}, {events:.0} allocator events an iteration)"),
         &[
             "",
             "µs/iteration",

@@ -67,12 +67,16 @@ pub enum Profiler {
     Record(Build),
     /// Like [`Self::Record`], with the tensor behind each block.
     RecordTensors(Build),
+    /// Like [`Self::Record`], without the graph of autograd.
+    RecordWithoutGraph(Build),
     /// `memprobe record` into `/dev/null`.
     RecordNowhere(Build),
     /// Like [`Self::RecordTensors`], with a budget of 1 %: after some seconds the probes are off most of the time.
     RecordWithinBudget(Build),
     /// `memprobe attach`, on a terminal of 160 columns and 50 rows.
     Attach(Build),
+    /// `memprobe top`, on the same terminal.
+    Top(Build),
     /// `_record_memory_history(stacks="python")`.
     HistoryPython,
     /// `_record_memory_history(stacks="all")`.
@@ -92,9 +96,11 @@ impl Profiler {
             Self::TensorProbesAlone,
             Self::RecordNowhere(Own),
             Self::Record(Own),
+            Self::RecordWithoutGraph(Own),
             Self::RecordTensors(Own),
             Self::RecordWithinBudget(Own),
             Self::Attach(Own),
+            Self::Top(Own),
             Self::HistoryPython,
             Self::HistoryAll,
             Self::KinetoMemory,
@@ -103,8 +109,10 @@ impl Profiler {
             all.extend([
                 Self::RecordNowhere(Other),
                 Self::Record(Other),
+                Self::RecordWithoutGraph(Other),
                 Self::RecordTensors(Other),
                 Self::Attach(Other),
+                Self::Top(Other),
             ]);
         }
         all
@@ -118,10 +126,12 @@ impl Profiler {
             Self::ProbesAlone => "memprobe's probes, nothing read",
             Self::TensorProbesAlone => "those of --detail tensors, nothing read",
             Self::Record(_) => "memprobe record --detail lines -o FILE",
+            Self::RecordWithoutGraph(_) => "memprobe record --detail lines --no-graph -o FILE",
             Self::RecordTensors(_) => "memprobe record --detail tensors -o FILE",
             Self::RecordNowhere(_) => "memprobe record --detail lines -o /dev/null",
             Self::RecordWithinBudget(_) => "memprobe record --max-overhead 1% -o FILE",
             Self::Attach(_) => "memprobe attach",
+            Self::Top(_) => "memprobe top",
             Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
             Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
             Self::KinetoMemory => "torch.profiler, profile_memory=True",
@@ -137,8 +147,10 @@ impl Profiler {
             Self::Record(build)
             | Self::RecordTensors(build)
             | Self::RecordNowhere(build)
+            | Self::RecordWithoutGraph(build)
             | Self::RecordWithinBudget(build)
-            | Self::Attach(build) => Some(build),
+            | Self::Attach(build)
+            | Self::Top(build) => Some(build),
             _ => None,
         }
     }
@@ -178,6 +190,11 @@ impl Profiler {
             Self::TensorProbesAlone => Attached::speaking(alone(&["discarded", "tensors"]))?,
             Self::RecordNowhere(_) => Attached::speaking(record("lines", Path::new("/dev/null")))?,
             Self::Record(_) => Attached::speaking(record("lines", &file))?,
+            Self::RecordWithoutGraph(_) => {
+                let mut command = record("lines", &file);
+                command.arg("--no-graph");
+                Attached::speaking(command)?
+            }
             Self::RecordTensors(_) => Attached::speaking(record("tensors", &file))?,
             Self::RecordWithinBudget(_) => {
                 let mut command = record("tensors", &file);
@@ -187,6 +204,11 @@ impl Profiler {
             Self::Attach(_) => {
                 let mut command = Command::new(memprobe);
                 command.args(["attach", "--pid", &pid]);
+                Attached::on_a_terminal(command)?
+            }
+            Self::Top(_) => {
+                let mut command = Command::new(memprobe);
+                command.arg("top");
                 Attached::on_a_terminal(command)?
             }
         };
@@ -372,7 +394,7 @@ impl Attached {
     }
 
     /// Starts a program with a full-screen UI and waits until it has attached.
-    fn on_a_terminal(mut command: Command) -> Result<Self> {
+    pub(super) fn on_a_terminal(mut command: Command) -> Result<Self> {
         let (ours, theirs) = open_terminal()?;
         command
             .env("TERM", "xterm-256color")

@@ -76,7 +76,7 @@ pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<T
     let folder = tempfile::tempdir_in(&programs.recordings)?;
     let recording = folder.path().join("trace.mprb");
     let pickle = folder.path().join("snapshot.pickle");
-    let mut program = Target::start(python, workloads, &pickle)?;
+    let mut program = Target::start(python, workloads, &pickle, [EVENTS, ENTRIES])?;
     let (cost, figures) = program.record(&programs.memprobe, &recording)?;
     add(&mut table, "record", figures.events, &cost);
     ensure!(
@@ -117,6 +117,21 @@ pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<T
     );
     table.note("One run. \"File\" is the file that a row wrote, or PyTorch's snapshot.");
     Ok(table)
+}
+
+/// Records a run of about so many events.
+pub(super) fn record(
+    python: &Path,
+    workloads: &Path,
+    memprobe: &Path,
+    file: &Path,
+    events: u64,
+) -> Result<Figures> {
+    let folder = tempfile::tempdir()?;
+    let pickle = folder.path().join("snapshot.pickle");
+    let mut program = Target::start(python, workloads, &pickle, [events, 1])?;
+    let (_, figures) = program.record(memprobe, file)?;
+    Ok(figures)
 }
 
 fn add(table: &mut Table, name: &str, events: u64, cost: &Cost) {
@@ -178,12 +193,13 @@ struct Target {
 }
 
 impl Target {
-    fn start(python: &Path, workloads: &Path, pickle: &Path) -> Result<Self> {
+    /// `counts` are the events of the run, and those that PyTorch's history keeps.
+    fn start(python: &Path, workloads: &Path, pickle: &Path, counts: [u64; 2]) -> Result<Self> {
         let mut command = Command::new(python);
         command
             .current_dir(workloads)
             .args(["-W", "ignore", "recording_loop.py"])
-            .args([EVENTS, ENTRIES].map(|number| number.to_string()))
+            .args(counts.map(|number| number.to_string()))
             .arg(pickle)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());

@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +16,54 @@ use crate::process;
 
 /// Library that the allocator's uprobe patches.
 const PROBED: &str = "libc10.so";
+
+/// Training loop to measure.
+#[derive(Debug, Args)]
+pub struct LoopOptions {
+    /// The model that the loop trains
+    #[arg(long, value_enum, default_value_t = LoopModel::Mlp)]
+    model: LoopModel,
+    /// Time that each step waits, as for a GPU: 20ms
+    #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = humantime::parse_duration)]
+    gpu_time: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LoopModel {
+    /// An 8-layer perceptron: it does little but allocate
+    Mlp,
+    /// Six layers of a GPT
+    Gpt,
+}
+
+impl LoopModel {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mlp => "mlp",
+            Self::Gpt => "gpt",
+        }
+    }
+}
+
+impl LoopOptions {
+    /// Describes a step in words.
+    pub fn title(&self) -> String {
+        let model = match self.model {
+            LoopModel::Mlp => "8-layer perceptron with Adam",
+            LoopModel::Gpt => "6-layer GPT with Adam",
+        };
+        if self.gpu_time.is_zero() {
+            return model.to_owned();
+        }
+        let wait = humantime::format_duration(self.gpu_time);
+        format!("{model}, and {wait} of waiting as for a GPU")
+    }
+
+    /// True for the loop whose figures the documents have.
+    pub fn is_of_the_documents(&self) -> bool {
+        self.model == LoopModel::Mlp && self.gpu_time.is_zero()
+    }
+}
 
 /// The training loop's process.
 #[derive(Debug)]
@@ -63,10 +113,13 @@ struct Done {
 
 impl Target {
     /// Starts the loop and waits until it has warmed up.
-    pub fn start(python: &Path, script: &Path) -> Result<Self> {
+    pub fn start(python: &Path, script: &Path, loop_options: &LoopOptions) -> Result<Self> {
         let mut command = Command::new(python);
+        let gpu_time = loop_options.gpu_time.as_secs_f64().to_string();
         command
             .arg(script)
+            .args(["--model", loop_options.model.name()])
+            .args(["--gpu-time", &gpu_time])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         eprintln!("  $ {}", process::shown(&command));

@@ -11,6 +11,7 @@ use super::background::Background;
 use super::outcome::{Skip, Skipped};
 use super::{Extent, interpreter_of};
 use crate::apt;
+use crate::consumers;
 use crate::process;
 use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion};
@@ -66,7 +67,7 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
     }
     let mut interpreters: Vec<(&str, PathBuf)> = Vec::new();
     let (mut missing, mut used) = (Vec::new(), Vec::new());
-    let mut notebook = None;
+    let (mut notebook, mut viewers) = (None, None);
     for pair in pairs(extent) {
         let name = format!("PyTorch {}", pair.torch);
         let interpreter = interpreter_of(*pair).or_else(|| another(pair.torch, &used));
@@ -93,6 +94,11 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
             let version = &environment.python_version;
             notebook = Some(python::notebook_packages(&environment.python, version)?);
             timed("notebook", start);
+            if extent == Extent::Everything {
+                let start = Instant::now();
+                viewers = Some(consumers::install(&environment.python, version)?);
+                timed("programs that open exports", start);
+            }
         }
         interpreters.push((pair.torch, environment.python));
     }
@@ -110,6 +116,10 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
         (
             python::NOTEBOOK_PACKAGES,
             notebook.unwrap_or_default().into_os_string(),
+        ),
+        (
+            consumers::CONSUMERS,
+            viewers.unwrap_or_default().into_os_string(),
         ),
     ] {
         let value = value

@@ -154,6 +154,11 @@ fn announce(extent: Extent) -> Result<()> {
     if extent == Extent::Everything {
         println!("  each Python from 3.9 to 3.15 that is missing here  about 30 MB, by apt-get,");
         into("python");
+        println!(
+            "  programs that open exports (PyArrow, DuckDB, speedscope, inferno)  about 200 MB, by"
+        );
+        println!("                                            pip, npm and cargo,");
+        into("consumers");
         if kernels::can_be_quick() {
             println!("  qemu and the kernel of Debian 12            about 150 MB, by apt-get,");
             into("kernels");

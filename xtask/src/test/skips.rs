@@ -24,6 +24,8 @@ pub struct Machine {
     pub has_control_groups: bool,
     /// Packages can be installed: apt-get, and root.
     pub installs_packages: bool,
+    /// npm is here.
+    pub has_npm: bool,
     pub is_root: bool,
 }
 
@@ -50,6 +52,7 @@ impl Machine {
                 .iter()
                 .any(|group| exists(&format!("/sys/fs/cgroup/{group}cgroup.procs"))),
             installs_packages: is_root && process::on_path("apt-get").is_some(),
+            has_npm: process::on_path("npm").is_some(),
             is_root,
         }
     }
@@ -140,6 +143,14 @@ const EXPECTED: &[Expected] = &[
     expected("html::", "chromedriver is not installed", |it| {
         it.extent != Extent::Everything || !it.installs_packages
     }),
+    // The programs that open exports, too. Each needs its own registry.
+    expected("consumers::", "names no programs", |it| {
+        it.extent != Extent::Everything
+    }),
+    expected("consumers::", "chromedriver is not installed", |it| {
+        it.extent != Extent::Everything || !it.installs_packages
+    }),
+    expected("consumers::", "npm/node_modules", |it| !it.has_npm),
     expected("a PyTorch", "no Python", |it| !it.installs_packages),
     // Chosen by --no-pytorch.
     expected("", "--no-pytorch", |it| it.extent == Extent::WithoutPyTorch),
@@ -181,6 +192,7 @@ mod tests {
             links_environments: true,
             has_control_groups: true,
             installs_packages: true,
+            has_npm: true,
             is_root: true,
         }
     }

@@ -56,6 +56,11 @@ impl Cutoff {
         {
             Arc::make_mut(reading).time = end;
         }
+        if let HostItem::Event(Event::Driver(reading)) = &mut event.item
+            && reading.time > end
+        {
+            Arc::make_mut(reading).time = end;
+        }
         if let HostItem::Event(Event::BaselineLabels(labels)) = &mut event.item
             && labels.time > end
         {

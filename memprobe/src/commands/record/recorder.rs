@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use hashbrown::HashMap;
 
+use super::super::source::SourceRecording;
 use super::super::stdout;
 use super::progress::{Progress, ProgressFigures};
 use crate::attribution::AttributionLedger;
@@ -16,7 +17,7 @@ use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
 use crate::output::{OutputFile, OutputPlan};
 use crate::recording::write::WriteError;
-use crate::recording::write::compact::CompactWriter;
+use crate::recording::write::compact::{CompactOptions, CompactWriter};
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
@@ -47,11 +48,30 @@ impl Destination {
         }
         Ok(Self::File(path.to_owned(), Some(plan)))
     }
+
+    /// Checks that the oldest part of a recording can be dropped there.
+    pub(super) fn check_max_size(&self, format: RecordingFormat) -> Result<()> {
+        if format == RecordingFormat::Json {
+            bail!(
+                "--max-size needs a compact recording: name the file trace.mprb, or give --format mprb"
+            );
+        }
+        match self {
+            Self::File(path, Some(plan)) if !plan.is_named_file() => bail!(
+                "--max-size drops the oldest part of a file, and {} is none: name a file",
+                path.display()
+            ),
+            Self::File(..) | Self::Directory(..) => Ok(()),
+        }
+    }
 }
 
 pub(super) struct Recorder {
     destination: Destination,
     format: RecordingFormat,
+    /// Most bytes of each file.
+    max_size: Option<u64>,
+    sources: SourceRecording,
     processes: HashMap<Tgid, Recorded>,
     /// Processes that had no room in the one file.
     left_out: BTreeSet<String>,
@@ -66,6 +86,9 @@ pub(super) struct Recorder {
 struct Written {
     path: Option<PathBuf>,
     reason: EndReason,
+    /// Memory events that the file has no more.
+    dropped: u64,
+    exceeds_limit: bool,
 }
 
 struct Recorded {
@@ -85,10 +108,16 @@ enum Output {
 }
 
 impl Recorder {
-    pub(super) fn new(destination: Destination, format: RecordingFormat) -> Self {
+    pub(super) fn new(
+        destination: Destination,
+        format: RecordingFormat,
+        (max_size, sources): (Option<u64>, SourceRecording),
+    ) -> Self {
         Self {
             destination,
             format,
+            max_size,
+            sources,
             processes: HashMap::new(),
             left_out: BTreeSet::new(),
             written: Vec::new(),
@@ -132,6 +161,7 @@ impl Recorder {
             HostItem::Identified(target) => {
                 if let Some(recorded) = self.processes.get_mut(&tgid) {
                     recorded.header.target.gpus = target.gpus;
+                    recorded.header.target.allocator_conf = target.allocator_conf;
                     if let Output::File(trace) = &mut recorded.output {
                         trace.describe(&recorded.header)?;
                     }
@@ -289,7 +319,16 @@ impl Recorder {
             }
         };
         let out = plan.create()?;
-        let mut trace = Trace::begin(out, shown.clone(), header, self.format)?;
+        let mut trace = match self.format {
+            RecordingFormat::Compact => {
+                let options = CompactOptions {
+                    max_size: self.max_size,
+                    sources: self.sources.reader(tgid),
+                };
+                Trace::with_options(out, shown.clone(), header, options)?
+            }
+            RecordingFormat::Json => Trace::begin(out, shown.clone(), header, self.format)?,
+        };
         for event in std::mem::take(&mut recorded.pending) {
             trace.event(&event)?;
         }
@@ -343,8 +382,14 @@ impl Recorder {
         };
         if let Output::File(trace) = recorded.output {
             self.finished.add(&trace);
+            let (dropped, exceeds_limit) = trace.dropped();
             let path = trace.finish(reason)?.commit()?;
-            self.written.push(Written { path, reason });
+            self.written.push(Written {
+                path,
+                reason,
+                dropped,
+                exceeds_limit,
+            });
         }
         Ok(())
     }
@@ -419,6 +464,7 @@ impl Recorder {
             let names: Vec<_> = self.left_out.iter().map(String::as_str).collect();
             progress.say(&format!("not recorded: {}", names.join(", ")));
         }
+        self.say_dropped(progress);
         match &self.destination {
             Destination::Directory(directory, _) => {
                 let path = directory.path().display();
@@ -437,6 +483,23 @@ impl Recorder {
                     progress.say(&format!("print it with `memprobe report {file}`{viewer}"));
                 }
             }
+        }
+    }
+}
+
+impl Recorder {
+    fn say_dropped(&self, progress: &mut Progress) {
+        let dropped: u64 = self.written.iter().map(|written| written.dropped).sum();
+        if dropped > 0 {
+            let events = counted(dropped, "older event");
+            progress.say(&format!(
+                "--max-size: {events} dropped; the newest part is whole"
+            ));
+        }
+        if self.written.iter().any(|written| written.exceeds_limit) {
+            progress.say(
+                "--max-size: the live blocks alone took so much that a file is larger; give a larger size next time",
+            );
         }
     }
 }
@@ -466,6 +529,7 @@ pub(in crate::commands) fn header(target: Target) -> Header {
         from_live_screen: false,
         dump: None,
         history: None,
+        dropped: None,
     }
 }
 
@@ -500,6 +564,25 @@ impl Trace {
         })))
     }
 
+    /// Begins a compact recording.
+    fn with_options(
+        out: OutputFile,
+        place: String,
+        header: &Header,
+        options: CompactOptions,
+    ) -> Result<Self, WriteError> {
+        let writer = CompactWriter::with_options(out, place, header, options)?;
+        Ok(Self::Compact(Box::new(writer)))
+    }
+
+    /// Memory events that the file has no more, and true if it exceeds its limit all the same.
+    fn dropped(&self) -> (u64, bool) {
+        match self {
+            Self::Compact(writer) => (writer.dropped(), writer.exceeds_limit()),
+            Self::Json(_) => (0, false),
+        }
+    }
+
     pub(in crate::commands) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         match self {
             Self::Compact(writer) => writer.event(event),
@@ -521,7 +604,7 @@ impl Trace {
     /// Hands what was written to the operating system.
     pub(in crate::commands) fn flush(&mut self) -> Result<(), WriteError> {
         match self {
-            Self::Compact(writer) => writer.flush(),
+            Self::Compact(writer) => writer.flush_when_due(Instant::now()),
             Self::Json(trace) => trace.writer.flush(),
         }
     }

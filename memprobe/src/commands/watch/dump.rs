@@ -10,7 +10,8 @@ use super::folder::DumpFolder;
 use crate::cuda::nvml::Sample;
 use crate::event::tensors::Consistency;
 use crate::event::{
-    Action, Address, BlockLabels, CallPaths, DeviceIndex, Event, MemoryEvent, Target, Tgid, TimeNs,
+    Action, Address, BlockLabels, Bytes, CallPaths, DeviceIndex, Event, MemoryEvent, Target, Tgid,
+    TimeNs,
 };
 use crate::process::facts;
 use crate::recording::write::compact::CompactWriter;
@@ -18,6 +19,7 @@ use crate::recording::{
     DumpFacts, DumpReason, DumpedGpu, DumpedProcess, EndReason, MAX_DUMPED_COMMAND,
     MAX_DUMPED_PROCESSES,
 };
+use crate::session::driver::gpu_of;
 use crate::session::process_monitor::has_pids_of_the_driver;
 use crate::view::consistency;
 
@@ -28,20 +30,27 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const EVENT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest wait for the blocks of a process whose probes were off.
-const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most blocks noted as changed between the failed request and the reading of objects.
 const MAX_TOUCHED: usize = 1 << 20;
 
 /// Memory of the GPUs, and the time of the question.
-pub(super) type DriverReading = (TimeNs, Result<Sample, String>);
+pub(super) type DriverAnswer = (TimeNs, Result<Sample, String>);
 
 /// Labels of live blocks, and the consistency of their reading.
 pub(super) type ObjectReading = Result<(BlockLabels, Consistency)>;
 
 pub(super) enum DumpEvidence {
-    Driver(DriverReading),
+    Driver(DriverAnswer),
     Objects(Box<ObjectReading>),
+}
+
+/// Memory that the allocator of another watched process caches, by its devices.
+pub(super) struct WatchedCache {
+    pub(super) tgid: Tgid,
+    pub(super) target: Target,
+    pub(super) cached: Vec<(DeviceIndex, Bytes)>,
 }
 
 /// Reading of a process's objects.
@@ -59,10 +68,12 @@ pub(super) struct PendingDump {
     name: String,
     begun: Instant,
     counted_ooms: u64,
+    /// Other watched processes at the begin of the dump.
+    pub(super) caches: Vec<WatchedCache>,
     /// Event of the failed request, once it has come.
     failure: Option<MemoryEvent>,
     frozen: Option<(FrozenFlight, TimeNs)>,
-    driver: Option<DriverReading>,
+    driver: Option<DriverAnswer>,
     is_asking_driver: bool,
     objects: Objects,
     /// Blocks allocated or freed after the moment of the dump.
@@ -79,7 +90,7 @@ impl PendingDump {
         tgid: Tgid,
         reason: DumpReason,
         counted_ooms: u64,
-        driver: Option<DriverReading>,
+        driver: Option<DriverAnswer>,
     ) -> Self {
         Self {
             reason,
@@ -87,6 +98,7 @@ impl PendingDump {
             name: DumpFolder::name(tgid, reason),
             begun: Instant::now(),
             counted_ooms,
+            caches: Vec::new(),
             failure: None,
             frozen: None,
             driver,
@@ -165,7 +177,7 @@ impl PendingDump {
                 self.is_asking_driver = false;
                 // A process that has ended holds nothing any more: the earlier answer says more.
                 let tgid = self.tgid;
-                let holds = |(_, sample): &DriverReading| {
+                let holds = |(_, sample): &DriverAnswer| {
                     let sample = sample.as_ref().ok();
                     sample.is_some_and(|sample| sample.held.contains_key(&tgid))
                 };
@@ -230,7 +242,8 @@ impl PendingDump {
             .blocks
             .retain(|block| !touched.contains(&(block.device, block.addr)));
         labels.time = *time;
-        let is_failure = |event: &Event| matches!(event, Event::Memory(event) if event.action == Action::OutOfMemory);
+        let is_failure =
+            |event: &Event| matches!(event, Event::Memory(event) if event.action.is_failure());
         let at = frozen.events.len() - usize::from(frozen.events.last().is_some_and(is_failure));
         frozen.events.insert(at, Event::BlockLabels(labels.into()));
         Ok(consistency(how))
@@ -267,7 +280,11 @@ impl PendingDump {
         let (gpus, gpus_unknown) = match &self.driver {
             Some((asked, Ok(sample))) => {
                 let gpus = devices.iter();
-                let gpus = gpus.filter_map(|device| dumped_gpu(&target, *device, sample, *asked));
+                let gpus = gpus.filter_map(|device| {
+                    let mut gpu = dumped_gpu(&target, *device, sample, *asked)?;
+                    add_caches(&mut gpu, &target, &self.caches, sample);
+                    Some(gpu)
+                });
                 let gpus: Vec<DumpedGpu> = gpus.collect();
                 let is_missing = gpus.len() < devices.len();
                 let unknown = "which GPU of the driver a device is, or its memory, is unknown";
@@ -306,6 +323,20 @@ fn first_line(error: &anyhow::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
+/// Adds the cached bytes of watched processes to the other processes of a GPU.
+fn add_caches(gpu: &mut DumpedGpu, target: &Target, caches: &[WatchedCache], sample: &Sample) {
+    let index = |target, device| gpu_of(target, device, sample).map(|found| found.index);
+    let own = index(target, gpu.device);
+    for other in &mut gpu.others {
+        let cache = caches.iter().find(|cache| cache.tgid.0 == other.pid);
+        other.cached = cache.map(|cache| {
+            let here = cache.cached.iter();
+            let here = here.filter(|(device, _)| index(&cache.target, *device) == own);
+            here.map(|(_, bytes)| bytes.0).sum()
+        });
+    }
+}
+
 /// Memory of the GPU behind a device, as the driver tells it; `None` if either is unknown.
 fn dumped_gpu(
     target: &Target,
@@ -313,15 +344,7 @@ fn dumped_gpu(
     sample: &Sample,
     asked: TimeNs,
 ) -> Option<DumpedGpu> {
-    let found = match (target.gpu(device), sample.devices.as_slice()) {
-        (Some(gpu), devices) => {
-            let index = gpu.index.filter(|_| gpu.mig.is_none())?;
-            devices.iter().find(|found| found.index == index)?
-        }
-        // There is no other that it could be.
-        (None, [only]) if only.hardware.mig_devices.is_empty() => only,
-        (None, _) => return None,
-    };
+    let found = gpu_of(target, device, sample)?;
     let usage = found.memory.as_ref().ok()?;
     let same = has_pids_of_the_driver();
     let users = sample.held.iter().filter(|_| same);
@@ -347,6 +370,7 @@ fn dumped_gpu(
                     .take(MAX_DUMPED_COMMAND)
                     .collect(),
                 bytes,
+                cached: None,
             })
             .collect(),
         others_unknown: match &found.processes {
@@ -364,7 +388,7 @@ mod tests {
     use super::*;
     use crate::commands::watch::flight::FlightRecorder;
     use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
-    use crate::event::{Bytes, LabeledBlock, PurposeId, StackId, Tid, Totals};
+    use crate::event::{LabeledBlock, PurposeId, StackId, Tid, Totals};
     use crate::recording::Reader;
 
     const TGID: Tgid = Tgid(7);

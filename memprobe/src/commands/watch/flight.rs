@@ -3,11 +3,11 @@
 //! The ledger lags behind the stream: it has applied the events that left the window. A dump restates it, and the events
 //! of the window follow. Memory is bounded by the caps of the ledger and by [`MAX_EVENTS`].
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::commands::record::recorder;
-use crate::event::{CaptureLevel, DeviceIndex, Event, ProbeStatus, Target, TimeNs};
+use crate::event::{Bytes, CaptureLevel, DeviceIndex, Event, ProbeStatus, Target, TimeNs, Totals};
 use crate::ledger::Ledger;
 use crate::recording::Header;
 
@@ -27,6 +27,8 @@ pub(super) struct FlightRecorder {
     base: Ledger,
     window: VecDeque<Event>,
     devices: BTreeSet<DeviceIndex>,
+    /// The allocator's totals after the last event of each device.
+    totals: BTreeMap<DeviceIndex, Totals>,
     last: TimeNs,
     is_paused: bool,
 }
@@ -48,6 +50,7 @@ impl FlightRecorder {
             probes: Vec::new(),
             window: VecDeque::new(),
             devices: BTreeSet::new(),
+            totals: BTreeMap::new(),
             last: now,
             is_paused: false,
         }
@@ -58,6 +61,7 @@ impl FlightRecorder {
             self.last = self.last.max(time);
         }
         self.devices.extend(device_of(&event));
+        self.totals.extend(totals_of(&event));
         if let Event::Capture(change) = &event {
             self.is_paused = change.level == CaptureLevel::Paused;
         }
@@ -78,6 +82,12 @@ impl FlightRecorder {
     /// True if a device of CUDA was seen.
     pub(super) fn has_devices(&self) -> bool {
         !self.devices.is_empty()
+    }
+
+    /// Bytes that the allocator of PyTorch caches, by device.
+    pub(super) fn cached(&self) -> impl Iterator<Item = (DeviceIndex, Bytes)> {
+        let totals = self.totals.iter();
+        totals.map(|(device, totals)| (*device, totals.cached()))
     }
 
     /// True while the probes are off, so that the live blocks are out of date.
@@ -123,8 +133,17 @@ pub(super) fn time_of(event: &Event) -> Option<TimeNs> {
         Event::AtAttach(found) => Some(found.time),
         Event::BlockLabels(labels) | Event::BaselineLabels(labels) => Some(labels.time),
         Event::Segments(reading) => Some(reading.time),
+        Event::Driver(reading) => Some(reading.time),
         Event::Capture(change) => Some(change.time),
         Event::Stack(..) | Event::BlockPurpose(..) | Event::Thread(..) | Event::Loss(_) => None,
+    }
+}
+
+fn totals_of(event: &Event) -> Option<(DeviceIndex, Totals)> {
+    match event {
+        Event::Memory(event) => Some((event.device?, event.totals?)),
+        Event::AtAttach(found) => Some((found.device?, found.totals)),
+        _ => None,
     }
 }
 
@@ -139,8 +158,6 @@ fn device_of(event: &Event) -> Option<DeviceIndex> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::attribution::allocation_groups::samples::learning_for;
     use crate::ledger::snapshot::Grouping;

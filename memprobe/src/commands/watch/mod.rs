@@ -211,7 +211,7 @@ impl Watching {
             tokio::select! {
                 biased;
                 _ = signals.interrupts.next() => break,
-                _ = signals.dump.recv() => self.processes.dump_all(),
+                _ = signals.dump.recv() => self.processes.request_dumps(),
                 seen = self.monitor.next() => {
                     self.find(seen.found)?;
                     self.processes.take_driver(seen.driver);

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::DumpObjects;
 use super::cooldown::Cooldown;
-use super::dump::{DriverReading, DumpEvidence, PendingDump};
+use super::dump::{BLOCKS_PATIENCE, DriverAnswer, DumpEvidence, PendingDump, WatchedCache};
 use super::flight::FlightRecorder;
 use super::folder::DumpFolder;
 use super::hook::Hook;
@@ -43,9 +43,11 @@ pub(super) struct WatchedProcesses {
     folder: DumpFolder,
     options: DumpOptions,
     /// Last regular answer of the driver.
-    driver: Option<DriverReading>,
+    driver: Option<DriverAnswer>,
     dumps: u64,
     counted: u64,
+    /// Time since which somebody waits for a dump of every process.
+    requested: Option<Instant>,
     finished: Arc<()>,
     send: mpsc::UnboundedSender<(Tgid, DumpEvidence)>,
     arrived: mpsc::UnboundedReceiver<(Tgid, DumpEvidence)>,
@@ -79,6 +81,7 @@ impl WatchedProcesses {
             driver: None,
             dumps: 0,
             counted: 0,
+            requested: None,
             finished: Arc::default(),
             send,
             arrived,
@@ -128,7 +131,9 @@ impl WatchedProcesses {
                     process.flight.target = target;
                 }
             }
-            HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => self.on_failure(tgid),
+            HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => {
+                self.on_failure(tgid);
+            }
             HostItem::Event(event) => self.record(tgid, event),
             HostItem::Ended => self.end(tgid),
             HostItem::Notice(text) => messages::print(&format!("PID {}: {text}", tgid.0)),
@@ -147,25 +152,28 @@ impl WatchedProcesses {
         self.processes.insert(tgid, WatchedProcess::new(flight));
     }
 
-    /// Handles the record of a failed request, whose event follows.
-    fn on_failure(&mut self, tgid: Tgid) {
+    /// Handles the record of a failed request, whose event follows. Returns true if a dump begins.
+    fn on_failure(&mut self, tgid: Tgid) -> bool {
         let Some(process) = self.processes.get_mut(&tgid) else {
-            return;
+            return false;
         };
         // One at a time: the next dump of this process counts it.
         let cooldown = match process.pending {
             Some(_) => Duration::MAX,
             None => self.options.cooldown,
         };
-        match process.cooldown.note(Instant::now(), cooldown) {
-            Some(counted) => self.begin(tgid, DumpReason::OutOfMemory, counted),
-            None => self.counted += 1,
-        }
+        let Some(counted) = process.cooldown.note(Instant::now(), cooldown) else {
+            self.counted += 1;
+            return false;
+        };
+        self.begin(tgid, DumpReason::OutOfMemory, counted);
+        true
     }
 
     /// Begins a dump: asks the driver, and reads the objects of the process while it handles the error.
     fn begin(&mut self, tgid: Tgid, reason: DumpReason, counted: u64) {
         let mut pending = PendingDump::new(tgid, reason, counted, self.driver.clone());
+        pending.caches = self.caches_of_others(tgid);
         let send = self.send.clone();
         tokio::task::spawn_blocking(move || {
             let sample = sample_driver();
@@ -189,7 +197,23 @@ impl WatchedProcesses {
         }
     }
 
+    fn caches_of_others(&self, tgid: Tgid) -> Vec<WatchedCache> {
+        let others = self.processes.iter();
+        let others = others.filter(|(other, process)| **other != tgid && !process.has_ended);
+        let cache = |(tgid, process): (&Tgid, &WatchedProcess)| WatchedCache {
+            tgid: *tgid,
+            target: process.flight.target.clone(),
+            cached: process.flight.cached().collect(),
+        };
+        others.map(cache).collect()
+    }
+
     fn record(&mut self, tgid: Tgid, event: Event) {
+        let is_of_cuda =
+            matches!(&event, Event::Memory(event) if event.action == Action::CudaOutOfMemory);
+        // Only its event shows that a failed call is not the allocator's own. A dump that waits for the allocator's
+        // event stays as it is.
+        let begins = is_of_cuda && self.on_failure(tgid);
         let Some(process) = self.processes.get_mut(&tgid) else {
             return;
         };
@@ -197,7 +221,7 @@ impl WatchedProcesses {
             pending.follow(&event);
         }
         if let (Event::Memory(failure), Some(pending)) = (&event, &mut process.pending)
-            && failure.action == Action::OutOfMemory
+            && (begins || failure.action == Action::OutOfMemory)
             && pending.reason == DumpReason::OutOfMemory
             && !pending.is_frozen()
         {
@@ -250,8 +274,12 @@ impl WatchedProcesses {
         }
     }
 
-    /// Dumps every process with GPU memory.
-    pub(super) fn dump_all(&mut self) {
+    /// Asks for a dump of every process with GPU memory. It is written once the live blocks are up to date.
+    pub(super) fn request_dumps(&mut self) {
+        self.requested.get_or_insert_with(Instant::now);
+    }
+
+    fn dump_all(&mut self) {
         let processes = self.processes.iter();
         let idle = processes.filter(|(_, process)| {
             process.pending.is_none() && process.flight.has_devices() && !process.has_ended
@@ -272,7 +300,9 @@ impl WatchedProcesses {
     /// True while a dump is written or explained.
     pub(super) fn has_pending(&self) -> bool {
         let mut processes = self.processes.values();
-        processes.any(|process| process.pending.is_some()) || Arc::strong_count(&self.finished) > 1
+        processes.any(|process| process.pending.is_some())
+            || self.requested.is_some()
+            || Arc::strong_count(&self.finished) > 1
     }
 
     /// Waits for no more evidence.
@@ -285,17 +315,22 @@ impl WatchedProcesses {
         }
     }
 
-    /// True if a request has failed whose dump needs the present blocks.
+    /// True if a dump needs the present blocks: one that was asked for, or that of a failed request.
     pub(super) fn needs_blocks(&self) -> bool {
         let mut pending = self
             .processes
             .values()
             .filter_map(|process| process.pending.as_ref());
-        pending.any(|pending| !pending.is_frozen())
+        self.requested.is_some() || pending.any(|pending| !pending.is_frozen())
     }
 
     /// Fixes the contents of dumps, and completes those whose evidence has arrived.
     pub(super) fn finish_dumps(&mut self, session: &HostSession) {
+        let is_due =
+            |since: &mut Instant| !session.lacks_blocks() || since.elapsed() >= BLOCKS_PATIENCE;
+        if self.requested.take_if(is_due).is_some() {
+            self.dump_all();
+        }
         let (mut frozen, mut whole) = (Vec::new(), Vec::new());
         for (tgid, process) in &mut self.processes {
             let Some(pending) = &mut process.pending else {

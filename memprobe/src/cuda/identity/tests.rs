@@ -151,13 +151,16 @@ fn a_uuid_from_cuda_counts_more_than_the_environment() {
     );
     // NVML need not list it, or be there.
     evidence.uuids = vec![Some(uuid_of(9))];
+    evidence.memory = vec![Some(crate::event::Bytes(16 << 30))];
     let unlisted = join(0, &host, &evidence).gpu.expect("it has a UUID");
     assert_eq!(
         (unlisted.index, unlisted.uuid),
         (None, Some(uuid_text(uuid_of(9))))
     );
     let alone = identify(DeviceIndex(0), Err("no driver"), &evidence);
-    assert_eq!(alone.gpu.expect("it has a UUID").index, None);
+    let alone = alone.gpu.expect("it has a UUID");
+    // Its memory is known from CUDA.
+    assert_eq!((alone.index, alone.memory), (None, evidence.memory[0]));
     let nothing = identify(DeviceIndex(1), Err("no driver"), &evidence);
     assert_eq!(nothing.unknown.as_deref(), Some("no driver"));
 }

@@ -24,12 +24,7 @@ pub struct AllocatorSettings {
 
 impl Default for AllocatorSettings {
     fn default() -> Self {
-        Self {
-            expandable: false,
-            max_split: u64::MAX,
-            max_non_split_rounding: LARGE_SEGMENT,
-            roundup: [0; INTERVALS],
-        }
+        Self::DEFAULT
     }
 }
 
@@ -42,6 +37,14 @@ const KNOWN: &str = "expandable_segments:True, max_split_size_mb:N, max_non_spli
                      roundup_power2_divisions:N";
 
 impl AllocatorSettings {
+    /// Settings without the variable.
+    pub const DEFAULT: Self = Self {
+        expandable: false,
+        max_split: u64::MAX,
+        max_non_split_rounding: LARGE_SEGMENT,
+        roundup: [0; INTERVALS],
+    };
+
     /// Parses settings such as `expandable_segments:True,max_split_size_mb:128`.
     ///
     /// # Errors

@@ -14,6 +14,8 @@ use crate::ledger::{Analysis, Change, Ledger};
 /// First replay.
 #[derive(Clone, Debug, Default)]
 pub struct WhatIfFacts {
+    /// Settings of the recorded run in its environment.
+    given: AllocatorSettings,
     segments: SegmentLedger,
     devices: BTreeMap<DeviceIndex, DeviceFacts>,
     last: BTreeMap<DeviceIndex, PoolPlace>,
@@ -21,6 +23,10 @@ pub struct WhatIfFacts {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceFacts {
+    /// Settings of the recorded run in its environment.
+    given: AllocatorSettings,
+    /// True if a reading showed a segment that is not expandable.
+    has_fixed: bool,
     /// Expandable segments by their begin.
     expandable: BTreeMap<u64, (Pool, u64)>,
     /// The most that was reserved, up to the first failed request.
@@ -39,11 +45,11 @@ pub(super) struct CapacityBounds {
 }
 
 impl DeviceFacts {
-    /// Settings of the recorded run, as far as its segments show them.
+    /// Settings of the recorded run: those of its environment, unless its segments show otherwise.
     pub(super) fn settings(&self) -> AllocatorSettings {
         AllocatorSettings {
-            expandable: !self.expandable.is_empty(),
-            ..AllocatorSettings::default()
+            expandable: !self.expandable.is_empty() || self.given.expandable && !self.has_fixed,
+            ..self.given
         }
     }
 
@@ -70,6 +76,22 @@ impl DeviceFacts {
 }
 
 impl WhatIfFacts {
+    /// Begins with the settings in the environment of the recorded run.
+    pub fn with_settings(given: AllocatorSettings) -> Self {
+        Self {
+            given,
+            ..Self::default()
+        }
+    }
+
+    fn device_mut(&mut self, index: DeviceIndex) -> &mut DeviceFacts {
+        let given = self.given;
+        self.devices.entry(index).or_insert_with(|| DeviceFacts {
+            given,
+            ..DeviceFacts::default()
+        })
+    }
+
     /// The facts, to be used from the begin of the recording.
     pub(super) fn restarted(self) -> Self {
         Self {
@@ -81,6 +103,8 @@ impl WhatIfFacts {
 
     pub(super) fn device(&self, index: DeviceIndex) -> &DeviceFacts {
         static NONE: DeviceFacts = DeviceFacts {
+            given: AllocatorSettings::DEFAULT,
+            has_fixed: false,
             expandable: BTreeMap::new(),
             peak_reserved: Bytes(0),
             before_attach: Bytes(0),
@@ -115,11 +139,13 @@ impl WhatIfFacts {
 
     fn read(&mut self, reading: &SegmentReading) {
         for device in &reading.devices {
-            let facts = self.devices.entry(device.device).or_default();
+            let facts = self.device_mut(device.device);
             for segment in &device.segments {
                 if let Some(begin) = segment.expandable {
                     let owner = (segment.pool, segment.stream);
                     facts.expandable.insert(begin.0, owner);
+                } else {
+                    facts.has_fixed = true;
                 }
             }
         }
@@ -133,14 +159,14 @@ impl Analysis for WhatIfFacts {
             Event::Segments(reading) => self.read(reading),
             Event::AtAttach(found) => {
                 if let Some(index) = found.device {
-                    let facts = self.devices.entry(index).or_default();
+                    let facts = self.device_mut(index);
                     facts.before_attach = found.totals.allocated;
                     facts.last = found.totals;
                 }
             }
             Event::Memory(memory) if *change != Change::Malformed => {
                 if let Some(index) = memory.device {
-                    self.devices.entry(index).or_default().memory(memory);
+                    self.device_mut(index).memory(memory);
                 }
             }
             _ => {}

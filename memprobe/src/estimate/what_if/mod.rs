@@ -24,7 +24,7 @@ use simulation::Simulation;
 #[derive(Clone, Debug)]
 pub struct WhatIfDevice {
     pub device: DeviceIndex,
-    /// Settings of the recorded run, as far as readings of its segments show them.
+    /// Settings of the recorded run: those of its environment, and what readings of its segments show.
     pub recorded_settings: AllocatorSettings,
     /// Peaks of the recording, up to the first out-of-memory error.
     pub recorded: SimulatedPeak,

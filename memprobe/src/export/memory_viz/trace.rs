@@ -81,7 +81,7 @@ impl<W: Write> SnapshotWriter<'_, W> {
         match event.action {
             Action::Alloc => self.alloc(replayed, entry, items),
             Action::Free => self.free(replayed, entry, items),
-            Action::SegmentAlloc | Action::SegmentFree if replayed.is_of_handle() => {
+            Action::SegmentAlloc | Action::SegmentFree if event.is_of_expandable_segment() => {
                 self.gaps.mappings += 1;
                 Ok(())
             }
@@ -98,7 +98,12 @@ impl<W: Write> SnapshotWriter<'_, W> {
                 items.next(&mut self.out)?;
                 self.entry(&entry)
             }
-            Action::CudaAlloc | Action::CudaFree | Action::Held => Ok(()),
+            Action::SegmentSleep
+            | Action::SegmentWake
+            | Action::CudaAlloc
+            | Action::CudaFree
+            | Action::CudaOutOfMemory
+            | Action::Held => Ok(()),
         }
     }
 

@@ -150,6 +150,10 @@ impl<'a, W: Write> TraceWriter<'a, W> {
                 Action::OutOfMemory => {
                     self.instant(device, "out of memory", ("requested bytes", size), replayed)?;
                 }
+                Action::CudaOutOfMemory => {
+                    let name = "out of memory in CUDA";
+                    self.instant(device, name, ("requested bytes", size), replayed)?;
+                }
                 Action::SegmentAlloc => {
                     self.instant(device, "segment allocated", ("bytes", size), replayed)?;
                 }

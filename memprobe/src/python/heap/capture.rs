@@ -44,6 +44,10 @@ const FIRST_WAIT: Duration = Duration::from_millis(2);
 /// Most scans of a running process before the result is accepted.
 const MAX_WALKS: u32 = 5;
 
+/// Time after which scans are not repeated because the allocator was at work: its tables are so large that they change
+/// during every scan.
+const LONG_SCAN: Duration = Duration::from_millis(500);
+
 /// Most incomplete copies before everything is scanned while the process is paused.
 const MAX_COPIES: u32 = 2;
 
@@ -113,7 +117,17 @@ enum ScanScope<'a> {
 }
 
 impl HeapScan {
+    /// Reads Python's objects, and marks their memory: names need it to the end.
     fn of(
+        image: &Image<impl ReadMemory>,
+        python: &PythonProcess,
+        look: ScanScope<'_>,
+        progress: &ReadProgress,
+    ) -> Self {
+        image.marking(|| Self::read(image, python, look, progress))
+    }
+
+    fn read(
         image: &Image<impl ReadMemory>,
         python: &PythonProcess,
         look: ScanScope<'_>,
@@ -195,15 +209,15 @@ pub trait HeapReader {
     fn known(&self, image: &Image<ProcessMemory>, found: Self::Found) -> Self::Known;
     /// Reads from the paused process what [`Self::read`] will need and what is new since the first scan.
     fn follow(&self, image: &Image<ProcessMemory>, moment: &HeapScan, known: &Self::Known);
-    /// Evaluates everything, after the process has resumed.
+    /// Evaluates everything, after the process has resumed. May take parts of `found` for the result.
     fn conclude(
         &self,
         image: &Image<ProcessMemory>,
         moment: &mut HeapScan,
-        found: &Self::Found,
+        found: &mut Self::Found,
     ) -> Self::Output;
     /// Reads all memory that [`Self::conclude`] needs.
-    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &Self::Found);
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &mut Self::Found);
 }
 
 #[derive(Debug)]
@@ -268,8 +282,8 @@ impl<H: HeapReader> Capture<'_, H> {
 
     /// A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
     fn running(&self) -> CaptureResult<H> {
-        let (image, (mut moment, found)) = self.look_at_running();
-        let result = self.reader.conclude(&image, &mut moment, &found);
+        let (image, (mut moment, mut found)) = self.look_at_running(ScanUse::Result);
+        let result = self.reader.conclude(&image, &mut moment, &mut found);
         // Objects that were freed meanwhile are no table of an empty process.
         if at_work(self.python).is_some_and(is_of_the_end) {
             return Err(CaptureError::Ended(DetectError::of_end(self.python.tgid)));
@@ -284,11 +298,11 @@ impl<H: HeapReader> Capture<'_, H> {
     }
 
     fn paused(&self) -> CaptureResult<H> {
-        let (image, (mut moment, mut found)) = self.look_at_running();
+        let (image, (mut moment, mut found)) = self.look_at_running(ScanUse::Pages);
         let mut stops = PauseAttempts::default();
         for _ in 0..MAX_COPIES {
             let start = Instant::now();
-            self.reader.touch(&image, &mut moment, &found);
+            image.marking(|| self.reader.touch(&image, &mut moment, &mut found));
             let extent = image.extent();
             log::debug!(
                 "{} MiB to copy, {:?} for names",
@@ -301,11 +315,20 @@ impl<H: HeapReader> Capture<'_, H> {
             let (stood, tables, pause) = self.copy(&mut stops, &image, &scan, &known)?;
             drop((known, scan));
             self.progress.begin(ReadStage::Copy);
-            let (mut moment_of_copy, copied) = self.look_with(&image, ScanScope::Copy, tables);
+            let (mut moment_of_copy, mut copied) = self.look_with(&image, ScanScope::Copy, tables);
             moment_of_copy.at = stood.at;
+            let copied_extent = image.extent();
+            // What was read of PyTorch's objects is in `copied`.
+            image.keep_marked();
+            log::debug!("{} MiB of the copy for names", image.extent().bytes >> 20);
             self.progress.begin(ReadStage::Naming);
-            let result = self.reader.conclude(&image, &mut moment_of_copy, &copied);
-            let extent = image.extent();
+            let result = self
+                .reader
+                .conclude(&image, &mut moment_of_copy, &mut copied);
+            let extent = ImageExtent {
+                missed: image.extent().missed,
+                ..copied_extent
+            };
             let broken = moment_of_copy.broken;
             let has_lists = broken == stood.broken || broken == Some(Broken::TooMany);
             if extent.full || has_lists && extent.missed == 0 {
@@ -322,7 +345,7 @@ impl<H: HeapReader> Capture<'_, H> {
             self.progress.begin(ReadStage::Running);
             drop((moment_of_copy, copied, result));
             image.open();
-            (moment, found) = self.look_until_whole(|| {
+            (moment, found) = self.look_until_whole(ScanUse::Pages, || {
                 image.renew();
                 image.forget_use();
                 self.look(&image, ScanScope::Whole(CaptureMode::Running))
@@ -383,17 +406,17 @@ impl<H: HeapReader> Capture<'_, H> {
         let mut read = None;
         let look = |image: &Image<ProcessMemory>| {
             image.renew();
-            let (mut moment, found) = self.look(image, ScanScope::Whole(manner));
+            let (mut moment, mut found) = self.look(image, ScanScope::Whole(manner));
             let result = (manner == CaptureMode::AtOnce)
-                .then(|| self.reader.conclude(image, &mut moment, &found));
+                .then(|| self.reader.conclude(image, &mut moment, &mut found));
             read = Some((found, result));
             moment
         };
         let ((mut moment, ()), pause) = stops.look(self.python, &image, look, |_, _| ())?;
         image.close();
         // A pause that has ended has read everything.
-        let (found, result) = read.ok_or(PauseError::Gone)?;
-        let conclude = || self.reader.conclude(&image, &mut moment, &found);
+        let (mut found, result) = read.ok_or(PauseError::Gone)?;
+        let conclude = || self.reader.conclude(&image, &mut moment, &mut found);
         let result = result.unwrap_or_else(conclude);
         Ok(Captured {
             moment,
@@ -404,20 +427,22 @@ impl<H: HeapReader> Capture<'_, H> {
         })
     }
 
-    fn look_at_running(&self) -> (Image<ProcessMemory>, (HeapScan, H::Found)) {
+    fn look_at_running(&self, purpose: ScanUse) -> (Image<ProcessMemory>, (HeapScan, H::Found)) {
         let mut image = Image::of(self.python.memory(), MAX_BYTES);
-        let found = self.look_until_whole(|| {
+        let found = self.look_until_whole(purpose, || {
             image = Image::of(self.python.memory(), MAX_BYTES);
             self.look(&image, ScanScope::Whole(CaptureMode::Running))
         });
         (image, found)
     }
 
-    /// Scans a running process until the result is consistent, at most [`MAX_WALKS`] times.
+    /// Scans a running process until the result is good enough for its use, at most [`MAX_WALKS`] times.
     fn look_until_whole(
         &self,
+        purpose: ScanUse,
         mut look: impl FnMut() -> (HeapScan, H::Found),
     ) -> (HeapScan, H::Found) {
+        let start = Instant::now();
         let mut walks = 0;
         loop {
             let stands = is_stopped(self.python.tgid);
@@ -426,11 +451,52 @@ impl<H: HeapReader> Capture<'_, H> {
             }
             let found = look();
             walks += 1;
-            let is_whole = found.0.broken.is_none() && !found.0.is_torn;
-            if is_whole || stands || walks == MAX_WALKS {
+            let (moment, elapsed) = (&found.0, start.elapsed());
+            log::debug!("scan {walks}: {elapsed:?}, {:?}", moment.broken);
+            let is_good = !moment.is_torn && purpose.accepts(moment.broken, elapsed);
+            if is_good || stands || walks == MAX_WALKS {
                 return found;
             }
+            drop(found);
             thread::sleep(FIRST_WAIT);
+        }
+    }
+}
+
+/// Use of a scan of the running process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScanUse {
+    /// Shows the pages that a pause has to copy.
+    Pages,
+    /// Is the result.
+    Result,
+}
+
+impl ScanUse {
+    /// True if another scan would serve this use no better. The pages of tables that change are read again in the pause.
+    fn accepts(self, broken: Option<Broken>, elapsed: Duration) -> bool {
+        match (broken, self) {
+            (None, _) | (Some(Broken::Allocating), Self::Pages) => true,
+            (Some(Broken::Allocating), Self::Result) => elapsed >= LONG_SCAN,
+            (Some(_), _) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocator_at_work_repeats_only_short_scans_for_a_result() {
+        let allocating = Some(Broken::Allocating);
+        assert!(ScanUse::Pages.accepts(allocating, Duration::ZERO));
+        assert!(!ScanUse::Result.accepts(allocating, Duration::ZERO));
+        assert!(ScanUse::Result.accepts(allocating, LONG_SCAN));
+        let changed = Some(Broken::Link(0x7000));
+        for purpose in [ScanUse::Pages, ScanUse::Result] {
+            assert!(purpose.accepts(None, Duration::ZERO));
+            assert!(!purpose.accepts(changed, LONG_SCAN));
         }
     }
 }

@@ -41,6 +41,8 @@ struct ChunkCache {
     changed: Vec<Range<u64>>,
     most: usize,
     open: bool,
+    /// True if chunks that are read now get a mark.
+    marks: bool,
     missed: u64,
 }
 
@@ -55,6 +57,7 @@ struct Chunk {
     used: u8,
     /// Pages that are not as they were before the latest [`Image::renew`], one bit each.
     changed: u8,
+    is_marked: bool,
 }
 
 /// Reason to look at a page.
@@ -89,6 +92,7 @@ impl<M: ReadMemory> Image<M> {
                 recent: vec![(u64::MAX, 0); RECENT].into(),
                 most: most / CHUNK,
                 open: true,
+                marks: false,
                 missed: 0,
             }),
         }
@@ -122,7 +126,28 @@ impl<M: ReadMemory> Image<M> {
     pub fn forget_use(&self) {
         for chunk in &mut self.cache.borrow_mut().chunks {
             chunk.used = 0;
+            chunk.is_marked = false;
         }
+    }
+
+    /// Marks all chunks that `read` reads, for [`Self::keep_marked`].
+    pub fn marking<T>(&self, read: impl FnOnce() -> T) -> T {
+        let before = std::mem::replace(&mut self.cache.borrow_mut().marks, true);
+        let result = read();
+        self.cache.borrow_mut().marks = before;
+        result
+    }
+
+    /// Drops the chunks without a mark, whose memory goes back to the system.
+    pub fn keep_marked(&self) {
+        let cache = &mut *self.cache.borrow_mut();
+        let chunks = cache.chunks.iter().enumerate();
+        let marked = chunks.filter(|(_, chunk)| chunk.is_marked);
+        cache.bytes.keep(marked.map(|(place, _)| place));
+        cache.chunks.retain(|chunk| chunk.is_marked);
+        let numbers = cache.chunks.iter().map(|chunk| chunk.number);
+        cache.places = numbers.zip(0..).collect();
+        cache.recent.fill((u64::MAX, 0));
     }
 
     /// Ranges of pages that the latest [`Self::renew`] found changed, in the order of addresses.
@@ -207,6 +232,7 @@ impl Chunk {
             tried: 0,
             used: 0,
             changed: ALL,
+            is_marked: false,
         }
     }
 
@@ -336,6 +362,7 @@ impl ChunkCache {
         };
         if is_read {
             chunk.used |= pages;
+            chunk.is_marked |= self.marks;
         }
         let untried = pages & !chunk.tried;
         if untried != 0 && self.open {
@@ -512,6 +539,24 @@ mod tests {
         let small = Image::of(&memory, CHUNK);
         assert!(small.peek(read, &mut word).is_err());
         assert_eq!(small.read_u64(read), memory.read_u64(read));
+    }
+
+    #[test]
+    fn only_marked_chunks_stay() {
+        let memory = memory();
+        let image = Image::of(&memory, 1 << 20);
+        let (other, marked) = (AT + 8, AT + 0x4000);
+        image.read_u64(other).unwrap();
+        image.marking(|| image.read_u64(marked)).unwrap();
+        image.close();
+        image.keep_marked();
+        assert_eq!(image.read_u64(marked), memory.read_u64(marked));
+        assert_eq!(image.extent().missed, 0);
+        let lost = image.read_u64(other);
+        assert_eq!(lost.map_err(|error| error.cause), Err(Cause::NotKept));
+        // Opened, it reads the chunk again.
+        image.open();
+        assert_eq!(image.read_u64(other), memory.read_u64(other));
     }
 
     #[test]

@@ -17,10 +17,10 @@ use crate::cuda::calls::function_named;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
     Action, Address, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, Bytes, CallPathOrigin,
-    CalledModule, CaptureChange, Context, CudaCall, DeviceIndex, Event, LabeledBlock, Losses,
-    MemoryEvent, MemorySegment, Module, Node, PhaseMark, Pool, PoolId, PoolOwner, PoolSize,
-    PrivatePoolState, Purpose, PurposeId, Stack, StackId, StackKind, StepSettings, TensorSpec,
-    Tgid, Tid, TimeNs, TimeShare, Totals,
+    CalledModule, CaptureChange, Context, CudaCall, DeviceIndex, DriverCount, DriverReading, Event,
+    LabeledBlock, Losses, MemoryEvent, MemorySegment, Module, Node, PhaseMark, Pool, PoolId,
+    PoolOwner, PoolSize, PrivatePoolState, Purpose, PurposeId, Stack, StackId, StackKind,
+    StepSettings, TensorSpec, Tgid, Tid, TimeNs, TimeShare, Totals,
 };
 use crate::recording::line::dtype_named;
 use crate::recording::names::{MAX_OPTIMIZERS, PendingNames};
@@ -335,6 +335,7 @@ impl CompactDecoder {
                 malformed: frame.number()?,
                 uses: frame.number()?,
             })),
+            record::DRIVER => Some(Event::Driver(Arc::new(self.driver(frame)?))),
             record::CAPTURE => Some(Event::Capture(CaptureChange {
                 time: frame.time()?,
                 tgid: Tgid(frame.u32()?),
@@ -556,6 +557,32 @@ impl CompactDecoder {
             Err(_) if self.has_damage => Ok(None),
             Err(reason) => Err(reason),
         }
+    }
+
+    fn driver(&mut self, frame: &mut FrameReader<'_>) -> Result<DriverReading, String> {
+        let (time, tgid) = (frame.time()?, Tgid(frame.u32()?));
+        let asked = TimeNs(frame.number()?);
+        let unread = self.optional_string(frame)?;
+        let devices = frame.details().count()?;
+        if devices > MAX_DEVICES {
+            return Err(format!("memory of more than {MAX_DEVICES} devices"));
+        }
+        let devices = (0..devices).map(|_| {
+            Ok::<_, &str>(DriverCount {
+                device: frame.device()?,
+                total: Bytes(frame.number()?),
+                used: Bytes(frame.number()?),
+                process: frame.optional_number()?.map(Bytes),
+            })
+        });
+        let devices = devices.collect::<Result<_, _>>()?;
+        Ok(DriverReading {
+            time,
+            asked,
+            tgid,
+            devices,
+            unread,
+        })
     }
 
     /// Returns a reading of the segments; `None` if some of them are lost.

@@ -13,9 +13,9 @@ use super::varint::{push, push_bytes, push_difference};
 use super::{GroupPolicy, MAX_PAYLOAD, record};
 use crate::event::{
     Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CallPathOrigin, CaptureChange,
-    CudaCall, DeviceIndex, DeviceSegments, Event, LabeledBlock, Losses, MemoryEvent, MemorySegment,
-    Module, PhaseMark, PoolOwner, PoolSize, PrivatePoolState, PurposeId, SegmentReading, Stack,
-    StackId, StackKind, TensorSpec, TimeNs, Totals,
+    CudaCall, DeviceIndex, DeviceSegments, DriverReading, Event, LabeledBlock, Losses, MemoryEvent,
+    MemorySegment, Module, PhaseMark, PoolOwner, PoolSize, PrivatePoolState, PurposeId,
+    SegmentReading, Stack, StackId, StackKind, TensorSpec, TimeNs, Totals,
 };
 use crate::recording::{
     End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES,
@@ -26,9 +26,6 @@ pub(super) use keyframe::encode_keyframe;
 
 /// Records after which a frame is closed.
 const FRAME_RECORDS: usize = 1 << 16;
-
-/// Bytes of the columns after which a frame is closed.
-const FRAME_BYTES: usize = 1 << 20;
 
 /// Bits of a class: fields that its events have.
 pub(super) mod has {
@@ -114,8 +111,9 @@ pub(in crate::recording) struct CompactEncoder {
     /// True among records whose end follows: a group does not end there, unless it is near its limits.
     is_in_list: bool,
     group_events: u64,
-    /// Memory events after which a group is closed.
-    group_limit: u64,
+    /// Bytes of the group before compression.
+    group_bytes: u64,
+    policy: GroupPolicy,
     events: u64,
     losses: Losses,
     /// Definitions of the stream, to be repeated in each group that uses them.
@@ -147,7 +145,8 @@ impl CompactEncoder {
             begins_group: true,
             is_in_list: false,
             group_events: 0,
-            group_limit: policy.events,
+            group_bytes: 0,
+            policy,
             events: 0,
             losses: Losses::default(),
             stacks: HashMap::new(),
@@ -160,6 +159,11 @@ impl CompactEncoder {
     /// Memory events so far.
     pub(crate) fn events(&self) -> u64 {
         self.events
+    }
+
+    /// Records of the frame that is open.
+    pub(crate) fn open_records(&self) -> usize {
+        self.records
     }
 
     /// Emits the header again, since more is known of the target.
@@ -224,6 +228,7 @@ impl CompactEncoder {
             Event::BlockLabels(labels) => self.labels(record::LABELS, labels, emit),
             Event::BaselineLabels(labels) => self.labels(record::BASELINE_LABELS, labels, emit),
             Event::Segments(reading) => self.segments(reading, emit),
+            Event::Driver(reading) => self.driver(reading),
             Event::Loss(losses) => {
                 self.losses = *losses;
                 self.begin(record::LOSS);
@@ -259,6 +264,7 @@ impl CompactEncoder {
             });
         }
         let [first, last] = self.times;
+        self.group_bytes += self.columns.length() as u64;
         emit(PlainFrame {
             kind: FrameKind::Records,
             group: self.group,
@@ -267,11 +273,13 @@ impl CompactEncoder {
             times: [first.min(last), last],
             payload: self.columns.take(),
         });
-        let is_full = self.group_events >= self.group_limit || self.definitions.are_many();
+        let is_full = self.group_events >= self.policy.events
+            || self.group_bytes >= self.policy.bytes
+            || self.definitions.are_many();
         self.begins_group = is_full && !self.is_in_list || self.definitions.are_too_many();
         if self.begins_group {
             self.group = self.group.wrapping_add(1);
-            self.group_events = 0;
+            (self.group_events, self.group_bytes) = (0, 0);
             self.definitions.clear();
             self.group_stacks.clear();
             self.group_purposes.clear();
@@ -284,9 +292,10 @@ impl CompactEncoder {
     }
 
     fn close_when_full(&mut self, emit: &mut impl FnMut(PlainFrame)) {
+        let most = self.policy.frame_bytes;
         let is_full = self.records >= FRAME_RECORDS
-            || self.records.is_multiple_of(32) && self.columns.length() >= FRAME_BYTES
-            || self.columns.of(FrameColumn::Strings).len() >= FRAME_BYTES;
+            || self.records.is_multiple_of(32) && self.columns.length() >= most
+            || self.columns.of(FrameColumn::Strings).len() >= most;
         if is_full {
             self.close(emit);
         }
@@ -550,6 +559,18 @@ impl CompactEncoder {
         self.number(change.tgid.0.into());
         self.word(change.level.as_str());
         self.numbers([change.overhead.0.into(), change.budget.0.into()]);
+    }
+
+    fn driver(&mut self, reading: &DriverReading) {
+        self.begin(record::DRIVER);
+        self.time(reading.time);
+        self.numbers([reading.tgid.0.into(), reading.asked.0]);
+        self.optional_string(reading.unread.as_deref());
+        self.number(reading.devices.len() as u64);
+        for memory in &reading.devices {
+            self.numbers([memory.device.0.into(), memory.total.0, memory.used.0]);
+            self.optional_number(memory.process.map(|process| process.0));
+        }
     }
 
     fn labels(&mut self, end: u64, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {

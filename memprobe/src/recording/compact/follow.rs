@@ -6,18 +6,34 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-use super::GroupPolicy;
 use super::decode::CompactDecoder;
 use super::encode::encode_keyframe;
-use super::frame::{FrameKind, FrameWriter, PREAMBLE, PlainFrame};
+use super::frame::{FrameKind, FrameWriter, HEADER, PREAMBLE, PlainFrame, preamble};
 use super::index::{FrameIndex, FramePlace};
+use super::labels::LabelTracker;
+use super::{GroupPolicy, MAX_PAYLOAD, SizeLimit, source};
 use crate::event::{Event, Target, TimeNs};
 use crate::ledger::Ledger;
+use crate::recording::write::sources::SourceCollector;
+
+/// Most bytes of a place in the index: a flag and three numbers.
+const PLACE: u64 = 31;
+
+/// Bytes of the last frame, and of the header of the index, at most.
+const END: u64 = 1024;
 
 /// Writes the frames of a recording, with a keyframe at the begin of some groups, and the index before the end.
 pub(in crate::recording) struct KeyframeWriter<W> {
     pub(in crate::recording) frames: FrameWriter<W>,
     policy: GroupPolicy,
+    limit: Option<SizeLimit<W>>,
+    /// True if a keyframe was so large that the file exceeds its limit.
+    exceeds_limit: bool,
+    /// Memory events before the beginning of the file.
+    dropped: u64,
+    /// Payload of the latest header.
+    header: Vec<u8>,
+    buffer: Vec<u8>,
     /// Bytes of the file.
     offset: u64,
     index: FrameIndex,
@@ -26,6 +42,10 @@ pub(in crate::recording) struct KeyframeWriter<W> {
     events: VecDeque<Event>,
     /// `None` after a frame that could not be followed: no keyframe is written then.
     ledger: Option<Ledger>,
+    labels: LabelTracker,
+    sources: Option<SourceCollector>,
+    /// Frames of source text, to be written again behind a new beginning.
+    source_frames: Vec<u8>,
     /// Bytes of frames since the last keyframe, and the bytes of that one.
     since_keyframe: u64,
     last_keyframe: u64,
@@ -37,42 +57,142 @@ impl<W: Write> KeyframeWriter<W> {
         out: W,
         started: TimeNs,
         policy: GroupPolicy,
+        limit: Option<SizeLimit<W>>,
     ) -> io::Result<Self> {
         Ok(Self {
             frames: FrameWriter::new(out)?,
             policy,
+            limit,
+            exceeds_limit: false,
+            dropped: 0,
+            header: Vec::new(),
+            buffer: Vec::new(),
             offset: PREAMBLE as u64,
             index: FrameIndex::default(),
             group: None,
             decoder: CompactDecoder::default(),
             events: VecDeque::new(),
             ledger: Some(Ledger::new(Target::default(), started)),
+            labels: LabelTracker::default(),
+            sources: None,
+            source_frames: Vec::new(),
             since_keyframe: 0,
             last_keyframe: 0,
         })
     }
 
-    /// Writes a frame, and what belongs before it; returns their length in bytes.
-    pub(in crate::recording) fn write(&mut self, frame: &PlainFrame) -> io::Result<usize> {
-        let before = self.offset;
-        if frame.kind == FrameKind::End {
-            self.write_end(frame)?;
-        } else {
-            if self.group != Some(frame.group) {
-                self.begin_group(frame)?;
-            }
-            self.since_keyframe += self.write_frame(frame)?;
-            if frame.kind == FrameKind::Records {
-                self.follow(&frame.payload);
-            }
-        }
-        Ok((self.offset - before) as usize)
+    /// Adds the source text of the lines that stacks name.
+    pub(in crate::recording) fn record_sources(&mut self, sources: SourceCollector) {
+        self.sources = Some(sources);
     }
 
-    fn write_frame(&mut self, frame: &PlainFrame) -> io::Result<u64> {
-        let written = self.frames.write(frame)? as u64;
-        self.offset += written;
-        Ok(written)
+    /// Bytes of the file.
+    pub(in crate::recording) fn bytes(&self) -> u64 {
+        self.offset
+    }
+
+    /// Memory events that the file has no more.
+    pub(in crate::recording) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    pub(in crate::recording) fn exceeds_limit(&self) -> bool {
+        self.exceeds_limit
+    }
+
+    /// Writes a frame, and what belongs before it.
+    pub(in crate::recording) fn write(&mut self, frame: &PlainFrame) -> io::Result<()> {
+        if frame.kind == FrameKind::End {
+            return self.write_end(frame);
+        }
+        if frame.kind == FrameKind::Header {
+            self.header.clone_from(&frame.payload);
+        }
+        if self.group != Some(frame.group) {
+            self.begin_group(frame)?;
+        }
+        self.encode([frame])?;
+        self.reserve(self.buffer.len() as u64)?;
+        self.since_keyframe += self.append()?;
+        if frame.kind == FrameKind::Records {
+            let text = self.follow(&frame.payload);
+            if !text.is_empty() {
+                self.write_sources(frame, text)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes source text after a frame.
+    fn write_sources(&mut self, after: &PlainFrame, payload: Vec<u8>) -> io::Result<()> {
+        let frame = PlainFrame {
+            kind: FrameKind::Source,
+            group: after.group,
+            first_event: after.first_event + u64::from(after.events),
+            events: 0,
+            times: [0, 0],
+            payload,
+        };
+        self.encode([&frame])?;
+        self.reserve(self.buffer.len() as u64)?;
+        self.since_keyframe += self.append()?;
+        if self.limit.is_some() {
+            self.source_frames.extend_from_slice(&self.buffer);
+        }
+        Ok(())
+    }
+
+    /// Encodes frames to the buffer.
+    fn encode<'a>(&mut self, frames: impl IntoIterator<Item = &'a PlainFrame>) -> io::Result<()> {
+        self.buffer.clear();
+        let mut frames = frames.into_iter();
+        frames.try_for_each(|frame| self.frames.encode(frame, &mut self.buffer))
+    }
+
+    /// Writes the buffer; returns its length.
+    fn append(&mut self) -> io::Result<u64> {
+        self.frames.out.write_all(&self.buffer)?;
+        self.offset += self.buffer.len() as u64;
+        Ok(self.buffer.len() as u64)
+    }
+
+    /// Drops the oldest part of the file if it has no room for so many bytes.
+    fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        let Some(limit) = &self.limit else {
+            return Ok(());
+        };
+        if self.offset + bytes <= limit.file() {
+            return Ok(());
+        }
+        let mut head = preamble().to_vec();
+        let begin = PlainFrame {
+            kind: FrameKind::Header,
+            group: 0,
+            first_event: 0,
+            events: 0,
+            times: [0, 0],
+            payload: std::mem::take(&mut self.header),
+        };
+        let head_bytes = head.len() + HEADER + begin.payload.len() + self.source_frames.len();
+        let needed = head_bytes as u64 + bytes;
+        let cut = limit.cut(&self.index.places, self.offset, needed);
+        let begin = PlainFrame {
+            first_event: cut.map_or(0, |cut| cut.first_event),
+            ..begin
+        };
+        self.frames.encode(&begin, &mut head)?;
+        self.header = begin.payload;
+        head.extend_from_slice(&self.source_frames);
+        let Some(cut) = cut else {
+            self.exceeds_limit = true;
+            return Ok(());
+        };
+        self.exceeds_limit |= self.offset > limit.file();
+        (limit.replace_beginning)(&mut self.frames.out, &head, cut.offset)?;
+        self.index.drop_before(cut, head.len() as u64);
+        self.offset = self.offset - cut.offset + head.len() as u64;
+        self.dropped = cut.first_event;
+        Ok(())
     }
 
     /// Writes a keyframe if it is due, and notes the place of the group.
@@ -80,7 +200,8 @@ impl<W: Write> KeyframeWriter<W> {
         let is_first = self.group.replace(frame.group).is_none();
         let due = self
             .last_keyframe
-            .saturating_mul(self.policy.bytes_per_keyframe_byte);
+            .saturating_mul(self.policy.bytes_per_keyframe_byte)
+            .min(self.policy.keyframe_bytes);
         if !is_first && self.since_keyframe >= due {
             self.write_keyframe(frame)?;
         }
@@ -104,28 +225,32 @@ impl<W: Write> KeyframeWriter<W> {
             return Ok(());
         };
         let mut parts = Vec::new();
-        let state = ledger.keyframe();
+        let mut state = ledger.keyframe();
+        state.labels = self.labels.live(ledger);
         encode_keyframe(&state, next.group, next.first_event, &mut |part| {
             parts.push(part);
         });
+        self.encode(&parts)?;
+        self.reserve(self.buffer.len() as u64)?;
         self.index.push(FramePlace {
             offset: self.offset,
             first_event: next.first_event,
             time: self.time(),
             is_keyframe: true,
         });
-        self.last_keyframe = 0;
-        for part in &parts {
-            self.last_keyframe += self.write_frame(part)?;
-        }
+        self.last_keyframe = self.append()?;
         self.since_keyframe = 0;
         Ok(())
     }
 
     fn write_end(&mut self, end: &PlainFrame) -> io::Result<()> {
+        // Nothing may move between the index and the end.
+        let places = self.index.places.len() as u64;
+        self.reserve(places * PLACE + END)?;
         let offset = self.offset;
         let index = self.index.frame(end.group, end.first_event);
-        self.write_frame(&index)?;
+        self.encode([&index])?;
+        self.append()?;
         let end = PlainFrame {
             kind: end.kind,
             group: end.group,
@@ -134,19 +259,31 @@ impl<W: Write> KeyframeWriter<W> {
             times: [offset, 0],
             payload: end.payload.clone(),
         };
-        self.write_frame(&end).map(drop)
+        self.encode([&end])?;
+        self.append().map(drop)
     }
 
-    fn follow(&mut self, payload: &[u8]) {
+    /// Follows a frame of records. Returns the source text of new lines, as a payload.
+    fn follow(&mut self, payload: &[u8]) -> Vec<u8> {
+        let mut text = Vec::new();
         let Some(ledger) = &mut self.ledger else {
-            return;
+            return text;
         };
         if self.decoder.frame(payload, &mut self.events).is_err() {
             self.ledger = None;
-            return;
+            return text;
         }
         for event in self.events.drain(..) {
             ledger.apply(&event);
+            self.labels.apply(&event);
+            if let (Event::Stack(_, stack), Some(sources)) = (&event, &mut self.sources) {
+                for excerpt in sources.excerpts(stack) {
+                    if text.len() + excerpt.text.len() < MAX_PAYLOAD / 2 {
+                        source::encode(&excerpt, &mut text);
+                    }
+                }
+            }
         }
+        text
     }
 }

@@ -36,6 +36,8 @@ pub(super) enum FrameKind {
     Keyframe,
     /// Places of groups and keyframes in the file.
     Index,
+    /// Source text.
+    Source,
     Other(u8),
 }
 
@@ -47,6 +49,7 @@ impl FrameKind {
             Self::End => 3,
             Self::Keyframe => 4,
             Self::Index => 5,
+            Self::Source => 6,
             Self::Other(number) => number,
         }
     }
@@ -58,6 +61,7 @@ impl FrameKind {
             3 => Self::End,
             4 => Self::Keyframe,
             5 => Self::Index,
+            6 => Self::Source,
             other => Self::Other(other),
         }
     }
@@ -174,7 +178,6 @@ pub(in crate::recording) fn preamble() -> [u8; PREAMBLE] {
 pub(in crate::recording) struct FrameWriter<W> {
     pub(crate) out: W,
     compressor: Compressor<'static>,
-    buffer: Vec<u8>,
 }
 
 impl<W: Write> FrameWriter<W> {
@@ -182,25 +185,30 @@ impl<W: Write> FrameWriter<W> {
         Ok(Self {
             out,
             compressor: Compressor::new(LEVEL)?,
-            buffer: Vec::new(),
         })
     }
 
     /// Writes a frame at once; returns its length in bytes.
+    #[cfg(test)]
     pub(crate) fn write(&mut self, frame: &PlainFrame) -> io::Result<usize> {
-        let Self {
-            buffer, compressor, ..
-        } = self;
+        let mut buffer = Vec::new();
+        self.encode(frame, &mut buffer)?;
+        self.out.write_all(&buffer)?;
+        Ok(buffer.len())
+    }
+
+    /// Appends a frame to a buffer.
+    pub(super) fn encode(&mut self, frame: &PlainFrame, buffer: &mut Vec<u8>) -> io::Result<()> {
         let is_compressed = frame.payload.len() >= LEAST_COMPRESSED;
-        buffer.clear();
-        buffer.resize(HEADER, 0);
+        let begin = buffer.len();
+        buffer.resize(begin + HEADER, 0);
         if is_compressed {
-            let compressed = compressor.compress(&frame.payload)?;
+            let compressed = self.compressor.compress(&frame.payload)?;
             buffer.extend_from_slice(&compressed);
         } else {
             buffer.extend_from_slice(&frame.payload);
         }
-        let stored = &buffer[HEADER..];
+        let stored = &buffer[begin + HEADER..];
         let header = FrameHeader {
             kind: frame.kind,
             is_compressed,
@@ -212,9 +220,8 @@ impl<W: Write> FrameWriter<W> {
             payload_checksum: crc32fast::hash(stored),
             times: frame.times,
         };
-        buffer[..HEADER].copy_from_slice(&header.bytes());
-        self.out.write_all(buffer)?;
-        Ok(buffer.len())
+        buffer[begin..begin + HEADER].copy_from_slice(&header.bytes());
+        Ok(())
     }
 }
 

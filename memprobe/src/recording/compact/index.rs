@@ -1,6 +1,6 @@
 //! Index of a recording: places of its groups and keyframes.
 
-use super::frame::{FrameKind, PlainFrame};
+use super::frame::{FrameKind, PREAMBLE, PlainFrame};
 use super::varint::{VarintReader, push, push_difference};
 
 /// Most places in an index. More groups than that have no place: they are reached from an earlier one.
@@ -29,6 +29,21 @@ impl FrameIndex {
         if self.places.len() < MAX_PLACES {
             self.places.push(place);
         }
+    }
+
+    /// Forgets the places before a new beginning, which lies behind `head` bytes.
+    pub(super) fn drop_before(&mut self, beginning: FramePlace, head: u64) {
+        let cut = beginning.offset;
+        self.places.retain(|place| place.offset >= cut);
+        for place in &mut self.places {
+            place.offset = place.offset - cut + head;
+        }
+        let first = FramePlace {
+            offset: PREAMBLE as u64,
+            is_keyframe: false,
+            ..beginning
+        };
+        self.places.insert(0, first);
     }
 
     /// Returns the frame of the index, to be written after so many events.

@@ -4,6 +4,7 @@
 //! differences. Differences begin anew in each frame. Strings, lines, stacks and purposes are defined once in a group
 //! of frames, so that damage in one group leaves the next one whole.
 
+mod beginning;
 mod columns;
 mod decode;
 mod definitions;
@@ -12,27 +13,37 @@ mod follow;
 mod frame;
 mod index;
 mod input;
+mod labels;
+mod limit;
 mod reader;
 mod seek;
+mod source;
 mod varint;
 
 pub(super) use encode::CompactEncoder;
 pub(super) use follow::KeyframeWriter;
 pub(super) use frame::{MAGIC, PlainFrame, preamble};
+pub(super) use limit::SizeLimit;
 pub(super) use reader::CompactReader;
 pub use reader::RecordingDamage;
 pub(super) use seek::{PartInput, SeekIndex};
 
 /// Version of the compact format. The reader refuses later ones.
-pub const COMPACT_FORMAT: u16 = 2;
+pub const COMPACT_FORMAT: u16 = 3;
 
 /// Length of groups, and share of keyframes in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupPolicy {
     /// Memory events after which a group is closed.
     pub(super) events: u64,
+    /// Bytes before compression after which a group is closed.
+    pub(super) bytes: u64,
+    /// Bytes before compression after which a frame is closed.
+    pub(super) frame_bytes: usize,
     /// Least bytes of frames between two keyframes, for each byte of the earlier one.
     pub(super) bytes_per_keyframe_byte: u64,
+    /// Bytes of frames after which a keyframe is due in any case.
+    pub(super) keyframe_bytes: u64,
 }
 
 impl Default for GroupPolicy {
@@ -40,7 +51,10 @@ impl Default for GroupPolicy {
     fn default() -> Self {
         Self {
             events: 1 << 18,
+            bytes: u64::MAX,
+            frame_bytes: 1 << 20,
             bytes_per_keyframe_byte: 8,
+            keyframe_bytes: u64::MAX,
         }
     }
 }
@@ -73,6 +87,8 @@ mod record {
     pub(super) const CAPTURE: u64 = 12;
     /// Ends [`LABEL`]s as [`LABELS`] does, of blocks from before attach alone.
     pub(super) const BASELINE_LABELS: u64 = 13;
+    /// Answer of the driver about the GPUs.
+    pub(super) const DRIVER: u64 = 14;
     /// A memory event of the first class of its frame; the next classes follow.
     pub(super) const MEMORY: u64 = 16;
 }
@@ -89,6 +105,10 @@ mod keyframe_record {
     pub(super) const CUDA_GROUP: u64 = 23;
     pub(super) const CUDA_MEMORY: u64 = 24;
     pub(super) const END: u64 = 25;
+    pub(super) const SEGMENT_MEMORY: u64 = 26;
+    pub(super) const DRIVER_MEMORY: u64 = 27;
+    pub(super) const DRIVER_STATE: u64 = 28;
+    pub(super) const RESERVED: u64 = 29;
 }
 
 #[cfg(test)]

@@ -6,12 +6,13 @@ use std::io::{self, BufRead};
 
 use zstd::bulk::Decompressor;
 
-use super::COMPACT_FORMAT;
-use super::decode::CompactDecoder;
+use super::beginning::RestatedBeginning;
+use super::decode::{CompactDecoder, KeyframeDecoder};
 use super::frame::{FrameHeader, FrameKind, HEADER, MAGIC, PREAMBLE, SYNC};
 use super::input::InputWindow;
+use super::{COMPACT_FORMAT, source};
 use crate::event::{Action, Event, Losses, TimeNs};
-use crate::recording::{End, EndRecord, Header, RecordingError};
+use crate::recording::{End, EndRecord, Header, RecordedSources, RecordingError};
 
 /// Bytes searched at once for the next frame.
 const SEARCHED: usize = 64 << 10;
@@ -19,6 +20,8 @@ const SEARCHED: usize = 64 << 10;
 /// Most bytes of payloads with a wrong checksum that are searched for frames. A hostile file could otherwise have the
 /// same bytes checked again and again.
 const MAX_SEARCHED: usize = 64 << 20;
+
+const BEGINNING: &str = "the state at its beginning cannot be read";
 
 /// Parts of a recording that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +77,16 @@ pub(in crate::recording) struct CompactReader<R> {
     /// True if nothing more is read.
     is_closed: bool,
     waiting: VecDeque<Event>,
+    /// Events at the front of `waiting` that restate the state at the beginning.
+    restated: usize,
+    /// Keyframe at the beginning of a file whose older part was dropped, while it is read.
+    beginning: Option<Box<KeyframeDecoder>>,
     /// Memory events that were returned.
     events: u64,
     /// Memory events before the next frame, read or missing.
     position: u64,
     losses: Losses,
+    sources: RecordedSources,
     damage: Option<RecordingDamage>,
     /// Number of the group of the latest frame.
     group: u16,
@@ -108,12 +116,13 @@ impl<R: BufRead> CompactReader<R> {
         window.skip(PREAMBLE);
         let mut reader = Self::of_window(window)?;
         // Without a whole header, the first records tell the time.
-        while !reader.has_header && reader.waiting.is_empty() {
+        while reader.beginning.is_some() || !reader.has_header && reader.waiting.is_empty() {
             if reader.read_frame()? {
                 continue;
             }
             match reader.damage {
                 Some(_) => break,
+                None if reader.has_header => break,
                 None => return Err(RecordingError::Empty),
             }
         }
@@ -129,9 +138,12 @@ impl<R: BufRead> CompactReader<R> {
             end: None,
             is_closed: false,
             waiting: VecDeque::new(),
+            restated: 0,
+            beginning: None,
             events: 0,
             position: 0,
             losses: Losses::default(),
+            sources: RecordedSources::default(),
             damage: None,
             group: 0,
             searched: 0,
@@ -165,6 +177,11 @@ impl<R: BufRead> CompactReader<R> {
         self.end.as_ref().filter(|_| self.waiting.is_empty())
     }
 
+    /// Source text that was read so far.
+    pub(in crate::recording) fn sources(&self) -> &RecordedSources {
+        &self.sources
+    }
+
     pub(in crate::recording) fn events(&self) -> u64 {
         self.events
     }
@@ -180,7 +197,10 @@ impl<R: BufRead> CompactReader<R> {
     pub(in crate::recording) fn next_event(&mut self) -> Result<Option<Event>, RecordingError> {
         loop {
             if let Some(mut event) = self.waiting.pop_front() {
+                let is_restated = self.restated > 0;
+                self.restated -= usize::from(is_restated);
                 match &mut event {
+                    Event::Memory(_) if is_restated => {}
                     Event::Memory(event) => self.events += u64::from(event.action != Action::Held),
                     Event::Loss(losses) => {
                         self.losses = *losses;
@@ -202,14 +222,30 @@ impl<R: BufRead> CompactReader<R> {
 
     /// Reads the next frame; returns false at the end of the file.
     fn read_frame(&mut self) -> Result<bool, RecordingError> {
+        let is_first = self.window.offset() == PREAMBLE as u64;
         let Some((header, payload)) = self.next_frame()? else {
+            self.end_beginning();
             self.is_closed = true;
             return Ok(false);
         };
+        if !matches!(
+            header.kind,
+            FrameKind::Keyframe | FrameKind::Source | FrameKind::Other(_)
+        ) {
+            self.end_beginning();
+        }
         match header.kind {
-            FrameKind::Header => self.accept_header(&payload)?,
+            FrameKind::Header => {
+                self.accept_header(&payload)?;
+                if is_first && header.first_event > 0 {
+                    self.position = header.first_event;
+                    self.beginning = Some(Box::default());
+                }
+            }
+            FrameKind::Keyframe if self.beginning.is_some() => self.accept_beginning(&payload),
             FrameKind::Records => self.accept_records(&header, &payload),
             FrameKind::End => self.accept_end(&payload)?,
+            FrameKind::Source => self.accept_sources(&payload),
             FrameKind::Keyframe | FrameKind::Index | FrameKind::Other(_) => {}
         }
         Ok(true)
@@ -220,14 +256,58 @@ impl<R: BufRead> CompactReader<R> {
             self.note_damage("a header that cannot be read", payload.len());
             return Ok(());
         };
-        if self.has_header && header.start != self.header.start {
+        let mut header = header;
+        let begun = self.header.dropped.map_or(self.header.start, |it| it.start);
+        if self.has_header && header.start != begun {
             return Err(RecordingError::SecondRecording {
                 offset: self.window.offset(),
             });
         }
+        if let Some(dropped) = self.header.dropped {
+            header.begin_later(self.header.start, dropped);
+        }
         self.has_header = true;
         self.header = header;
         Ok(())
+    }
+
+    fn accept_sources(&mut self, payload: &[u8]) {
+        match source::decode(payload) {
+            Ok(excerpts) => excerpts.into_iter().for_each(|it| self.sources.add(it)),
+            Err(reason) => self.note_damage(reason, payload.len()),
+        }
+    }
+
+    /// Reads a frame of the state at the beginning.
+    fn accept_beginning(&mut self, payload: &[u8]) {
+        let Some(decoder) = &mut self.beginning else {
+            return;
+        };
+        if decoder.frame(payload).is_err() {
+            self.beginning = None;
+            self.note_damage(BEGINNING, payload.len());
+            return;
+        }
+        if !decoder.has_ended() {
+            return;
+        }
+        let state = self.beginning.take().and_then(|decoder| decoder.finish());
+        let restated = state.and_then(|state| RestatedBeginning::of(&state, &self.header));
+        match restated {
+            Some(restated) => {
+                self.header.begin_later(restated.time, restated.dropped);
+                self.restated = restated.events.len();
+                self.waiting.extend(restated.events);
+            }
+            None => self.note_damage(BEGINNING, payload.len()),
+        }
+    }
+
+    /// Notes that the state at the beginning is not whole.
+    fn end_beginning(&mut self) {
+        if self.beginning.take().is_some() {
+            self.note_damage(BEGINNING, 0);
+        }
     }
 
     fn accept_records(&mut self, header: &FrameHeader, payload: &[u8]) {

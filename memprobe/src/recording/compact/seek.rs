@@ -260,7 +260,7 @@ fn scanned(bytes: &RecordingBytes) -> io::Result<FrameIndex> {
             FrameKind::Keyframe | FrameKind::Header | FrameKind::Records => {
                 known.replace(header.group) != Some(header.group)
             }
-            FrameKind::End | FrameKind::Index | FrameKind::Other(_) => false,
+            FrameKind::End | FrameKind::Index | FrameKind::Source | FrameKind::Other(_) => false,
         };
         if is_place {
             index.push(FramePlace {

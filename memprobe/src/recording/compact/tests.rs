@@ -1,4 +1,5 @@
 mod keyframes;
+mod limit;
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -120,6 +121,37 @@ fn a_training_loop_takes_few_bytes_an_event() {
     let (compact, json) = (compact_recording(&events), recording(&events));
     assert!(compact.len() < 400_000, "{} bytes", compact.len());
     assert!(json.len() > 40 * compact.len(), "{} bytes", json.len());
+}
+
+#[test]
+fn a_slow_program_takes_few_bytes_an_event_too() {
+    use std::time::{Duration, Instant};
+    // Events a second, seconds between two looks of the recorder, and the most bytes an event.
+    for (rate, most) in [(1.0, 16.0), (10.0, 8.0), (1.0 / 60.0, 140.0)] {
+        let events = training(600);
+        let mut writer = CompactWriter::new(Vec::new(), "memory", &header()).unwrap();
+        let start = Instant::now();
+        let definitions = events.len() - 600;
+        for event in &events[..definitions] {
+            writer.event(event).unwrap();
+        }
+        writer.flush().unwrap();
+        let mut now = 0.0;
+        for event in &events[definitions..] {
+            writer.event(event).unwrap();
+            let next = now + 1.0 / rate;
+            while now < next {
+                now += 1.0_f64.min(next - now);
+                let now = start + Duration::from_secs_f64(now);
+                writer.flush_when_due(now).unwrap();
+            }
+        }
+        let file = writer.finish(EndReason::Interrupted).unwrap();
+        let empty = written(&header(), &events[..definitions]).len();
+        let bytes = (file.len() - empty) as f64 / 600.0;
+        println!("{rate} events a second: {bytes:.1} bytes an event");
+        assert!(bytes < most, "{rate} events a second: {bytes:.1} bytes");
+    }
 }
 
 #[test]
@@ -347,7 +379,7 @@ fn a_recording_of_a_later_memprobe_asks_for_an_update() {
     file[8] = COMPACT_FORMAT as u8 + 1;
     let error = read(&file).err().unwrap().to_string();
     assert!(
-        error.contains("(format 3, this one reads up to 2): update memprobe"),
+        error.contains("(format 4, this one reads up to 3): update memprobe"),
         "{error}"
     );
 }

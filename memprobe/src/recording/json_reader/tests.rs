@@ -183,14 +183,14 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":6", "\"format\":7");
-    assert!(error(&file).contains("(format 7, this one reads up to 6): update memprobe"));
+    let file = edited("\"format\":7", "\"format\":8");
+    assert!(error(&file).contains("(format 8, this one reads up to 7): update memprobe"));
 }
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in [1, 2, 3, 4, 5] {
-        let (events, error, _) = read(&edited("\"format\":6", &format!("\"format\":{earlier}")));
+    for earlier in [1, 2, 3, 4, 5, 6] {
+        let (events, error, _) = read(&edited("\"format\":7", &format!("\"format\":{earlier}")));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());
     }

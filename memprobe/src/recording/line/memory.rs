@@ -34,7 +34,10 @@ impl MemoryLine {
             ("b" | "i", "segment") => Self::Event(Action::SegmentAlloc),
             ("e", "segment") => Self::EndOfSlice(Action::SegmentFree),
             ("i", "segment_free") => Self::Event(Action::SegmentFree),
+            ("i", "segment_sleep") => Self::Event(Action::SegmentSleep),
+            ("i", "segment_wake") => Self::Event(Action::SegmentWake),
             ("i", "oom") => Self::Event(Action::OutOfMemory),
+            ("i", "cuda_oom") => Self::Event(Action::CudaOutOfMemory),
             _ => return None,
         })
     }

@@ -10,10 +10,12 @@ use serde_json::value::RawValue;
 
 use super::names::{LabelScope, NamedRecord, NamesRecord};
 use super::segments::{SegmentRecord, SegmentsRecord};
-use super::{AtAttachRecord, CaptureRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
+use super::{
+    AtAttachRecord, CaptureRecord, DriverRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names,
+};
 use crate::event::{
-    AtAttach, BlockPurpose, CaptureChange, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid,
-    Tid, TimeNs,
+    AtAttach, BlockPurpose, CaptureChange, DriverReading, Losses, MemoryEvent, NoStack, PhaseMark,
+    StackId, Tgid, Tid, TimeNs,
 };
 pub(super) use memory::dtype_named;
 use memory::{EndOfSlice, LineHead, MemoryArgs, MemoryLine};
@@ -46,6 +48,7 @@ pub(super) enum LineRecord<'a> {
     },
     Loss(Losses),
     Capture(CaptureChange),
+    Driver(DriverReading),
     End(EndRecord),
     Newer(u32),
     Other,
@@ -213,6 +216,11 @@ fn parse_any(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
             tgid: Tgid(line.pid),
             record: args(&line)?,
         }),
+        ("i", "driver") => {
+            let time = line.head().time(start)?;
+            let record: DriverRecord = args(&line)?;
+            Ok(LineRecord::Driver(record.at(time, Tgid(line.pid))?))
+        }
         ("i", "loss") => Ok(LineRecord::Loss(args(&line)?)),
         ("i", "capture") => {
             let time = line.head().time(start)?;

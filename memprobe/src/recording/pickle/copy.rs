@@ -5,6 +5,7 @@ use std::io::{self, BufRead, Write};
 use hashbrown::HashMap;
 
 use super::machine::{DictId, Document, ListId, References, SequenceKind, Value};
+use super::stacks::PickledStacks;
 use super::writer::{PickleItems, PickleMemo, PickleWriter};
 use super::{history, machine};
 use crate::recording::RecordingError;
@@ -32,7 +33,8 @@ pub enum PickleCopyError {
 pub fn copy_pickle(input: impl BufRead, out: &mut impl Write) -> Result<(), PickleCopyError> {
     let read = || {
         let document = machine::decode(input)?;
-        history::MemoryPickle::of(&document).ok_or(super::PickleError::Foreign)?;
+        history::MemoryPickle::of(&document, &mut PickledStacks::default())
+            .ok_or(super::PickleError::Foreign)?;
         Ok::<_, super::PickleError>(document)
     };
     let document = read().map_err(RecordingError::from)?;
@@ -111,8 +113,8 @@ impl<W: Write> PickleCopy<'_, W> {
                 self.remember(of)?;
                 self.out.mark()?;
                 for (key, value) in document.dict(id) {
-                    self.value(*key, depth + 1)?;
-                    self.value(*value, depth + 1)?;
+                    self.value(key, depth + 1)?;
+                    self.value(value, depth + 1)?;
                 }
                 self.out.set()?;
             }

@@ -4,7 +4,8 @@
 //! PyTorch 2.0 has no addresses of blocks, and the stacks in `history`. Unknown keys are left out, missing ones empty.
 
 use super::machine::{DictId, Document, ListId, Value};
-use crate::event::DeviceIndex;
+use super::stacks::PickledStacks;
+use crate::event::{DeviceIndex, StackId};
 
 /// Most devices of one process.
 const MAX_DEVICES: usize = 64;
@@ -30,7 +31,8 @@ pub(super) struct PickledSegment {
 pub(super) struct AllocatedBlock {
     pub address: u64,
     pub size: u64,
-    pub frames: Option<ListId>,
+    /// `None` if PyTorch kept none.
+    pub stack: Option<StackId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,19 +57,20 @@ pub(super) struct TraceEntry {
     pub size: u64,
     /// Microseconds since 1970; `None` before PyTorch 2.2.
     pub time_us: Option<u64>,
-    pub frames: Option<ListId>,
+    /// Stack of an allocation or error.
+    pub stack: StackId,
 }
 
 impl MemoryPickle {
     /// Returns the snapshot in a document; `None` if the document is another.
-    pub fn of(document: &Document) -> Option<Self> {
+    pub fn of(document: &Document, stacks: &mut PickledStacks) -> Option<Self> {
         let Value::Dict(root) = document.root else {
             // `torch.cuda.memory_snapshot()` is the list of segments alone.
             let Value::List(segments) = document.root else {
                 return None;
             };
             let mut snapshot = Self::default();
-            snapshot.read_segments(document, segments)?;
+            snapshot.read_segments(document, segments, stacks)?;
             return (!snapshot.segments.is_empty()).then_some(snapshot);
         };
         let list = |key| match document.get(root, key) {
@@ -75,10 +78,10 @@ impl MemoryPickle {
             _ => None,
         };
         let mut snapshot = Self::default();
-        snapshot.read_segments(document, list("segments")?)?;
+        snapshot.read_segments(document, list("segments")?, stacks)?;
         if let Some(traces) = list("device_traces") {
             for trace in document.list(traces).iter().take(MAX_DEVICES) {
-                let entries = snapshot.entries(document, *trace);
+                let entries = snapshot.entries(document, *trace, stacks);
                 snapshot.traces.push(entries);
             }
         }
@@ -89,7 +92,12 @@ impl MemoryPickle {
     }
 
     /// Reads the segments; `None` if these are others.
-    fn read_segments(&mut self, document: &Document, segments: ListId) -> Option<()> {
+    fn read_segments(
+        &mut self,
+        document: &Document,
+        segments: ListId,
+        stacks: &mut PickledStacks,
+    ) -> Option<()> {
         for segment in document.list(segments) {
             let Value::Dict(segment) = *segment else {
                 return None;
@@ -105,27 +113,42 @@ impl MemoryPickle {
             self.segments.push(PickledSegment {
                 device,
                 size: number(document, segment, "total_size")?,
-                blocks: allocated(document, number(document, segment, "address")?, blocks),
+                blocks: allocated(
+                    document,
+                    number(document, segment, "address")?,
+                    blocks,
+                    stacks,
+                ),
             });
         }
         Some(())
     }
 
-    fn entries(&mut self, document: &Document, trace: Value) -> Vec<TraceEntry> {
+    fn entries(
+        &mut self,
+        document: &Document,
+        trace: Value,
+        stacks: &mut PickledStacks,
+    ) -> Vec<TraceEntry> {
         let Value::List(trace) = trace else {
             return Vec::new();
         };
-        let entries = document.list(trace).iter();
-        entries
-            .filter_map(|entry| match *entry {
-                Value::Dict(entry) => self.entry(document, entry),
-                _ => None,
-            })
-            .collect()
+        let entries = document.list(trace);
+        let mut found = Vec::with_capacity(entries.len());
+        found.extend(entries.iter().filter_map(|entry| match *entry {
+            Value::Dict(entry) => self.entry(document, entry, stacks),
+            _ => None,
+        }));
+        found
     }
 
     /// Returns an event that changes memory; `None` for others.
-    fn entry(&mut self, document: &Document, entry: DictId) -> Option<TraceEntry> {
+    fn entry(
+        &mut self,
+        document: &Document,
+        entry: DictId,
+        stacks: &mut PickledStacks,
+    ) -> Option<TraceEntry> {
         let action = match document.get(entry, "action") {
             Some(Value::Text(action)) => document.text(action),
             _ => "",
@@ -152,13 +175,21 @@ impl MemoryPickle {
                 .unwrap_or(0),
             size: number("size").unwrap_or(0),
             time_us: number("time_us"),
-            frames: frames(document, entry),
+            stack: match kind {
+                EntryKind::Free | EntryKind::SegmentFree | EntryKind::SegmentUnmap => StackId::NONE,
+                _ => stacks.of(document, frames(document, entry)),
+            },
         })
     }
 }
 
 /// Returns the allocated blocks of a segment at `address`.
-fn allocated(document: &Document, address: u64, blocks: ListId) -> Vec<AllocatedBlock> {
+fn allocated(
+    document: &Document,
+    address: u64,
+    blocks: ListId,
+    stacks: &mut PickledStacks,
+) -> Vec<AllocatedBlock> {
     let mut at = address;
     let mut found = Vec::new();
     for block in document.list(blocks) {
@@ -171,10 +202,11 @@ fn allocated(document: &Document, address: u64, blocks: ListId) -> Vec<Allocated
         let state = document.get(block, "state");
         let is_allocated = matches!(state, Some(Value::Text(state)) if &**document.text(state) == "active_allocated");
         if is_allocated && size > 0 {
+            let frames = frames(document, block).or_else(|| latest_frames(document, block));
             found.push(AllocatedBlock {
                 address,
                 size,
-                frames: frames(document, block).or_else(|| latest_frames(document, block)),
+                stack: frames.map(|frames| stacks.of(document, Some(frames))),
             });
         }
     }

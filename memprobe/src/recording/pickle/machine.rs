@@ -10,6 +10,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::PickleError;
+use super::dict_keys::{Dict, PickledKeys};
 
 /// Most opcodes of one pickle. An event takes about 20.
 const MAX_OPCODES: u64 = 1 << 28;
@@ -76,8 +77,8 @@ impl Document {
     }
 
     /// Returns keys and values of a dict, as they were set.
-    pub fn dict(&self, id: DictId) -> &[(Value, Value)] {
-        &self.values.dicts[id.0 as usize]
+    pub fn dict(&self, id: DictId) -> impl Iterator<Item = (Value, Value)> {
+        self.values.keys.pairs(&self.values.dicts[id.0 as usize])
     }
 
     /// Counts the references to each list and dict, with that of the root.
@@ -87,20 +88,24 @@ impl Document {
             dicts: vec![0; self.values.dicts.len()],
         };
         let items = self.values.lists.iter().flatten();
-        let pairs = self.values.dicts.iter().flatten();
-        let values = pairs.flat_map(|(key, value)| [key, value]);
-        for value in items.chain(values).chain([&self.root]) {
+        for value in items.chain([&self.root]) {
             references.count(*value);
+        }
+        for dict in &self.values.dicts {
+            for (key, value) in self.values.keys.pairs(dict) {
+                references.count(key);
+                references.count(value);
+            }
         }
         references
     }
 
     /// Returns the latest value of a key of a dict.
     pub fn get(&self, dict: DictId, key: &str) -> Option<Value> {
-        let pairs = &self.values.dicts[dict.0 as usize];
-        let is_key = |of: &Value| matches!(of, Value::Text(id) if &**self.text(*id) == key);
-        let found = pairs.iter().rev().find(|(of, _)| is_key(of));
-        found.map(|(_, value)| *value)
+        let is_key = |of: Value| matches!(of, Value::Text(id) if &**self.text(id) == key);
+        let dict = &self.values.dicts[dict.0 as usize];
+        let mut pairs = self.values.keys.pairs_from_last(dict);
+        pairs.find_map(|(of, value)| is_key(of).then_some(value))
     }
 }
 
@@ -157,7 +162,8 @@ struct Values {
     by_text: HashMap<Arc<str>, TextId>,
     lists: Vec<Vec<Value>>,
     sequence_kinds: Vec<SequenceKind>,
-    dicts: Vec<Vec<(Value, Value)>>,
+    dicts: Vec<Dict>,
+    keys: PickledKeys,
 }
 
 impl Values {
@@ -183,7 +189,7 @@ impl Values {
     }
 
     fn dict(&mut self, items: &[Value]) -> Option<Value> {
-        self.dicts.push(Vec::new());
+        self.dicts.push(Dict::default());
         let id = DictId(self.dicts.len() as u32 - 1);
         self.set(id, items)?;
         Some(Value::Dict(id))
@@ -193,7 +199,14 @@ impl Values {
     fn set(&mut self, id: DictId, items: &[Value]) -> Option<()> {
         let pairs = items.chunks_exact(2);
         let whole = pairs.remainder().is_empty();
-        self.dicts[id.0 as usize].extend(pairs.map(|pair| (pair[0], pair[1])));
+        let dict = &mut self.dicts[id.0 as usize];
+        if dict.values.is_empty() {
+            // Nearly all dicts get all their values at once.
+            dict.values.reserve_exact(pairs.len());
+        }
+        for pair in pairs {
+            self.keys.set(dict, pair[0], pair[1]);
+        }
         whole.then_some(())
     }
 }

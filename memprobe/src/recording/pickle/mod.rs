@@ -7,6 +7,7 @@
 //! block that was freed before the snapshot no other; the allocator's rounding gives its size then.
 
 mod copy;
+mod dict_keys;
 mod history;
 mod machine;
 mod stacks;
@@ -16,6 +17,7 @@ mod writer;
 pub use copy::{PickleCopyError, copy_pickle};
 pub use writer::{PickleItems, PickleMemo, PickleWriter};
 
+use std::collections::VecDeque;
 use std::io::{self, BufRead};
 
 use crate::event::{Event, TimeNs};
@@ -26,7 +28,8 @@ pub const FIRST_BYTE: u8 = b'\x80';
 /// PyTorch's history of a process, as events.
 #[derive(Debug)]
 pub(super) struct History {
-    pub events: Vec<Event>,
+    /// Definitions of the stacks, then the other events.
+    pub events: VecDeque<Event>,
     /// Allocations, frees and failed requests among `events`, those without [`crate::event::Action::Held`].
     pub memory_events: u64,
     pub start: TimeNs,
@@ -82,8 +85,12 @@ pub(super) enum PickleError {
 /// If it cannot be read, is damaged, or is no memory snapshot of PyTorch.
 pub(super) fn read(input: impl BufRead) -> Result<History, PickleError> {
     let document = machine::decode(input)?;
-    let snapshot = history::MemoryPickle::of(&document).ok_or(PickleError::Foreign)?;
-    Ok(timeline::events(&document, &snapshot))
+    let mut stacks = stacks::PickledStacks::default();
+    let snapshot = history::MemoryPickle::of(&document, &mut stacks);
+    // The largest part is needed no more.
+    drop(document);
+    let snapshot = snapshot.ok_or(PickleError::Foreign)?;
+    Ok(timeline::events(snapshot, stacks.without_lists()))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! PickledStacks of a snapshot, as definitions for the stream of events.
+//! Stacks of a snapshot, as definitions for the stream of events.
 
 use std::sync::Arc;
 
@@ -33,6 +33,19 @@ impl PickledStacks {
         id
     }
 
+    /// Returns the stack of an allocation without any.
+    pub fn not_recorded(&mut self) -> StackId {
+        self.intern(unknown(NoStack::NotRecorded))
+    }
+
+    /// Forgets the lists of the document.
+    pub fn without_lists(self) -> Self {
+        Self {
+            by_list: HashMap::new(),
+            ..self
+        }
+    }
+
     fn intern(&mut self, stack: Stack) -> StackId {
         if let Some(id) = self.by_frames.get(&stack) {
             return *id;
@@ -48,12 +61,13 @@ impl PickledStacks {
     }
 }
 
+fn unknown(reason: NoStack) -> Stack {
+    let thread = "".into();
+    Stack::new(StackKind::Unknown { thread, reason }, Vec::new(), false)
+}
+
 /// Returns a stack of Python, below it the native code that Python called. Native code that runs Python is left out.
 fn stack(document: &Document, frames: Option<ListId>) -> Stack {
-    let unknown = |reason| {
-        let thread = "".into();
-        Stack::new(StackKind::Unknown { thread, reason }, Vec::new(), false)
-    };
     let Some(list) = frames else {
         return unknown(NoStack::NotRecorded);
     };

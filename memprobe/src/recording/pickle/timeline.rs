@@ -4,12 +4,11 @@
 //! begin follow. What was live then is: blocks that the history frees and never allocates, and blocks of the end that
 //! it never allocates. PyTorch keeps the stacks of the latter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashMap;
 
 use super::history::{AllocatedBlock, EntryKind, MemoryPickle, TraceEntry};
-use super::machine::{Document, ListId};
 use super::stacks::PickledStacks;
 use super::{History, HistoryFacts};
 use crate::event::{
@@ -24,42 +23,53 @@ const GRANULARITY: u64 = 512;
 const NO_PROCESS: Tgid = Tgid(0);
 
 /// Returns a snapshot's events, in the order of their times.
-pub(super) fn events(document: &Document, snapshot: &MemoryPickle) -> History {
+pub(super) fn events(mut snapshot: MemoryPickle, mut stacks: PickledStacks) -> History {
     let mut facts = HistoryFacts {
         host_entries: snapshot.host_entries,
         unknown_entries: snapshot.unknown_entries,
         lacks_history: snapshot.traces.iter().all(Vec::is_empty),
         ..HistoryFacts::default()
     };
-    let times = Times::of(snapshot);
+    let times = Times::of(&snapshot);
     facts.lacks_times = !facts.lacks_history && times.start_us.is_none();
-    let mut stacks = PickledStacks::default();
-    let mut events: Vec<(TimeNs, Event)> = Vec::new();
-    for (ordinal, device) in devices(snapshot) {
+    let traces = std::mem::take(&mut snapshot.traces);
+    let mut events = Vec::new();
+    for (ordinal, device) in devices(&snapshot, traces) {
         let mut timeline = Timeline {
-            document,
             device: DeviceIndex(ordinal),
             totals: Totals::default(),
             stacks: &mut stacks,
             facts: &mut facts,
             events: &mut events,
         };
-        timeline.push(&device, &times);
+        timeline.push(device, &times);
     }
     // Stable: the events of one device keep their order.
-    events.sort_by_key(|(time, _)| *time);
+    if !events.is_sorted_by_key(time_of) {
+        events.sort_by_key(time_of);
+    }
     let memory_events = events
         .iter()
-        .filter(|(_, event)| matches!(event, Event::Memory(event) if event.action != Action::Held));
+        .filter(|event| matches!(event, Event::Memory(event) if event.action != Action::Held));
     let memory_events = memory_events.count() as u64;
-    let mut all = stacks.definitions;
-    all.extend(events.into_iter().map(|(_, event)| event));
+    let mut events = VecDeque::from(events);
+    for definition in stacks.definitions.into_iter().rev() {
+        events.push_front(definition);
+    }
     History {
-        events: all,
         memory_events,
+        events,
         start: TimeNs(0),
         wall_start_ms: times.start_us.map(|start| start / 1000),
         facts,
+    }
+}
+
+fn time_of(event: &Event) -> TimeNs {
+    match event {
+        Event::Memory(event) => event.time,
+        // The others stand at the begin.
+        _ => TimeNs(0),
     }
 }
 
@@ -68,17 +78,17 @@ pub(super) fn events(document: &Document, snapshot: &MemoryPickle) -> History {
 struct Device<'a> {
     blocks: Vec<&'a AllocatedBlock>,
     reserved: u64,
-    trace: &'a [TraceEntry],
+    trace: Vec<TraceEntry>,
 }
 
-fn devices(snapshot: &MemoryPickle) -> BTreeMap<u8, Device<'_>> {
+fn devices(snapshot: &MemoryPickle, traces: Vec<Vec<TraceEntry>>) -> BTreeMap<u8, Device<'_>> {
     let mut devices: BTreeMap<u8, Device> = BTreeMap::new();
     for segment in &snapshot.segments {
         let device = devices.entry(segment.device.0).or_default();
         device.reserved = device.reserved.saturating_add(segment.size);
         device.blocks.extend(&segment.blocks);
     }
-    for (ordinal, trace) in snapshot.traces.iter().enumerate() {
+    for (ordinal, trace) in traces.into_iter().enumerate() {
         if !trace.is_empty() {
             devices.entry(ordinal as u8).or_default().trace = trace;
         }
@@ -113,14 +123,13 @@ impl Times {
 }
 
 /// Writes the events of one device.
-struct Timeline<'a, 'b> {
-    document: &'a Document,
+struct Timeline<'b> {
     device: DeviceIndex,
     /// Totals after the last event.
     totals: Totals,
     stacks: &'b mut PickledStacks,
     facts: &'b mut HistoryFacts,
-    events: &'b mut Vec<(TimeNs, Event)>,
+    events: &'b mut Vec<Event>,
 }
 
 /// An event with the size of its block, in order.
@@ -130,7 +139,7 @@ struct Step {
     address: u64,
     size: u64,
     time_us: Option<u64>,
-    frames: Option<ListId>,
+    stack: StackId,
 }
 
 impl Step {
@@ -140,7 +149,7 @@ impl Step {
             address: entry.address,
             size,
             time_us: entry.time_us,
-            frames: entry.frames,
+            stack: entry.stack,
         }
     }
 }
@@ -154,10 +163,16 @@ struct Steps<'a> {
     remaining: Vec<&'a AllocatedBlock>,
 }
 
-impl Timeline<'_, '_> {
-    fn push(&mut self, device: &Device<'_>, times: &Times) {
-        let found = self.steps(device);
-        self.totals = totals_before(device, &found);
+impl Timeline<'_> {
+    fn push(&mut self, mut device: Device<'_>, times: &Times) {
+        let found = self.steps(&device);
+        device.trace = Vec::new();
+        self.totals = totals_before(&device, &found);
+        let beginning = 1 + found.remaining.len() + found.freed.len();
+        // There is room for the definitions of the stacks too: to grow later would copy all events.
+        let definitions = self.stacks.definitions.len() + 1;
+        let more = found.steps.len() + beginning + definitions;
+        self.events.reserve_exact(more);
         self.push_beginning(&found);
         let mut time = TimeNs(0);
         for step in &found.steps {
@@ -169,7 +184,7 @@ impl Timeline<'_, '_> {
     /// Adds the blocks that were live at the begin of the history: those with a stack as allocations.
     fn push_beginning(&mut self, found: &Steps<'_>) {
         let (restated, unknown): (Vec<&AllocatedBlock>, Vec<&AllocatedBlock>) =
-            (found.remaining.iter()).partition(|block| block.frames.is_some());
+            (found.remaining.iter()).partition(|block| block.stack.is_some());
         let allocations = sum(restated.iter().map(|block| block.size));
         let allocated = self.totals.allocated.0.saturating_sub(allocations);
         self.totals.allocated = Bytes(allocated);
@@ -181,19 +196,19 @@ impl Timeline<'_, '_> {
             peak: self.totals,
             unread: None,
         };
-        self.events.push((TimeNs(0), Event::AtAttach(start)));
+        self.events.push(Event::AtAttach(start));
         let unknown = unknown.iter().map(|block| (block.address, block.size));
         for (address, size) in found.freed.iter().copied().chain(unknown) {
             let event = self.event(TimeNs(0), Action::Held, address, size, StackId::NONE);
-            self.events.push((TimeNs(0), event));
+            self.events.push(event);
             self.facts.before += 1;
         }
         for block in &restated {
             let allocated = self.totals.allocated.0.saturating_add(block.size);
             self.totals.allocated = Bytes(allocated);
-            let stack = self.stacks.of(self.document, block.frames);
+            let stack = block.stack.unwrap_or(StackId::NONE);
             let event = self.event(TimeNs(0), Action::Alloc, block.address, block.size, stack);
-            self.events.push((TimeNs(0), event));
+            self.events.push(event);
         }
         self.facts.restated += restated.len() as u64;
     }
@@ -212,10 +227,10 @@ impl Timeline<'_, '_> {
         }
         let stack = match step.action {
             Action::Free | Action::SegmentFree => StackId::NONE,
-            _ => self.stacks.of(self.document, step.frames),
+            _ => step.stack,
         };
         let event = self.event(time, step.action, step.address, step.size, stack);
-        self.events.push((time, event));
+        self.events.push(event);
     }
 
     fn event(
@@ -251,7 +266,7 @@ impl Timeline<'_, '_> {
         };
         // Index of the step that allocated the block at an address; `None` once it was freed.
         let mut allocated: HashMap<u64, Option<usize>> = HashMap::new();
-        for entry in device.trace {
+        for entry in &device.trace {
             let address = entry.address;
             let rounded = rounded(entry.size);
             let step = |action, size| Step::of(entry, action, size);
@@ -310,7 +325,7 @@ impl Timeline<'_, '_> {
                         address: block.address,
                         size: block.size,
                         time_us,
-                        frames: block.frames,
+                        stack: block.stack.unwrap_or_else(|| self.stacks.not_recorded()),
                     });
                 }
                 None => found.remaining.push(*block),

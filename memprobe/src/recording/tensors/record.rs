@@ -177,7 +177,7 @@ impl<'a> From<&'a Block> for BlockRecord<'a> {
             bytes: block.size.0,
             requested: block.requested.map(|bytes| bytes.0),
             device: block.device.to_string().into(),
-            site: block.site.as_ref().map(SiteRecord::from),
+            site: block.site.as_deref().map(SiteRecord::from),
             purpose: block.purpose.as_deref().map(Into::into),
         }
     }
@@ -215,6 +215,7 @@ impl SnapshotRecord<'_> {
                 python: self.python,
                 torch: self.torch,
                 gpus: self.gpus.0,
+                allocator_conf: None,
             },
             taken_ms: self.taken_ms,
             moment: TimeNs(self.moment_ns),
@@ -278,11 +279,13 @@ impl BlockRecord<'_> {
             size: Bytes(self.bytes),
             requested: self.requested.map(Bytes),
             device: cuda(&self.device)?,
-            site: self.site.map(|site| Frame {
-                file: site.file.into(),
-                line: site.line.unwrap_or(0),
-                function: site.function.into(),
-                library: site.library.map(Into::into),
+            site: self.site.map(|site| {
+                Arc::new(Frame {
+                    file: site.file.into(),
+                    line: site.line.unwrap_or(0),
+                    function: site.function.into(),
+                    library: site.library.map(Into::into),
+                })
             }),
             purpose: self.purpose.map(Into::into),
         })

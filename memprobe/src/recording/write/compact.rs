@@ -4,20 +4,51 @@
 //! [`QUEUE`] frames are on the way.
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use super::error::WriteError;
+use super::sources::{ReadSource, SourceCollector};
 use crate::event::Event;
+use crate::output::OutputFile;
 use crate::recording::compact::{
-    CompactEncoder, GroupPolicy, KeyframeWriter, PlainFrame, preamble,
+    CompactEncoder, GroupPolicy, KeyframeWriter, PlainFrame, SizeLimit, preamble,
 };
 use crate::recording::{EndReason, Header};
 
+/// Records that are flushed at once.
+const FEW: usize = 64;
+
+/// Longest time between two flushes of fewer records.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
 /// Most frames between the two threads.
 const QUEUE: usize = 4;
+
+/// Further contents of a recording.
+#[derive(Default)]
+pub struct CompactOptions {
+    /// Keeps the newest part of the events: the file and a copy of its end, which replaces it now and then, take at most
+    /// so many bytes together.
+    pub max_size: Option<u64>,
+    /// Adds the source text of the lines that stacks name.
+    pub sources: Option<ReadSource>,
+}
+
+/// Output whose beginning can be replaced while it is written.
+pub trait ReplaceBeginning: Write {
+    /// Replaces everything before an offset, so that a reader meets the old contents or the new ones.
+    fn replace_beginning(&mut self, head: &[u8], from: u64) -> io::Result<()>;
+}
+
+impl ReplaceBeginning for OutputFile {
+    fn replace_beginning(&mut self, head: &[u8], from: u64) -> io::Result<()> {
+        Self::replace_beginning(self, head, from)
+    }
+}
 
 /// Writes a compact recording in bounded memory. The file holds whole frames up to the last [`CompactWriter::flush`].
 pub struct CompactWriter<W> {
@@ -25,6 +56,8 @@ pub struct CompactWriter<W> {
     queue: FrameQueue,
     thread: JoinHandle<W>,
     has_reported: bool,
+    /// Time of the last flush.
+    flushed: Instant,
 }
 
 /// Way to the thread that writes.
@@ -41,6 +74,9 @@ enum WriteJob {
 #[derive(Default)]
 struct WriteProgress {
     bytes: AtomicU64,
+    /// Memory events that the file has no more.
+    dropped: AtomicU64,
+    exceeds_limit: AtomicBool,
     failed: OnceLock<WriteError>,
 }
 
@@ -57,11 +93,42 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
         Self::with_groups(out, place, header, GroupPolicy::default())
     }
 
+    /// Starts a recording with further contents.
+    pub fn with_options(
+        out: W,
+        place: impl Into<String>,
+        header: &Header,
+        options: CompactOptions,
+    ) -> Result<Self, WriteError>
+    where
+        W: ReplaceBeginning,
+    {
+        let limit = options.max_size.map(|bytes| SizeLimit {
+            bytes,
+            replace_beginning: W::replace_beginning,
+        });
+        let policy = options.max_size.map(GroupPolicy::within);
+        let most = options.max_size.map_or(u64::MAX, |bytes| bytes / 16);
+        let sources = options.sources.map(|read| SourceCollector::new(read, most));
+        let parts = (limit, sources);
+        Self::begin(out, place, header, policy.unwrap_or_default(), parts)
+    }
+
     pub(in crate::recording) fn with_groups(
+        out: W,
+        place: impl Into<String>,
+        header: &Header,
+        policy: GroupPolicy,
+    ) -> Result<Self, WriteError> {
+        Self::begin(out, place, header, policy, (None, None))
+    }
+
+    fn begin(
         mut out: W,
         place: impl Into<String>,
         header: &Header,
         policy: GroupPolicy,
+        (limit, sources): (Option<SizeLimit<W>>, Option<SourceCollector>),
     ) -> Result<Self, WriteError> {
         let place = place.into();
         let failed = |error| WriteError::new(&place, error);
@@ -71,7 +138,10 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
             .bytes
             .store(preamble().len() as u64, Ordering::Relaxed);
         out.write_all(&preamble()).map_err(failed)?;
-        let frames = KeyframeWriter::new(out, header.start, policy).map_err(failed)?;
+        let mut frames = KeyframeWriter::new(out, header.start, policy, limit).map_err(failed)?;
+        if let Some(sources) = sources {
+            frames.record_sources(sources);
+        }
         let thread = Builder::new().name("memprobe-write".to_owned()).spawn({
             let (progress, place) = (Arc::clone(&progress), place.clone());
             move || write_jobs(frames, &received, &progress, &place)
@@ -81,6 +151,7 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
             queue: FrameQueue { jobs, progress },
             thread: thread.map_err(failed)?,
             has_reported: false,
+            flushed: Instant::now(),
         };
         writer
             .queue
@@ -111,6 +182,18 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
         self.failure()
     }
 
+    /// Flushes, unless the last events are few and there was a flush just before: a frame for each event would take about
+    /// 100 bytes an event. To be called about once a second.
+    pub fn flush_when_due(&mut self, now: Instant) -> Result<(), WriteError> {
+        let open = self.encoder.open_records();
+        let waited = now.saturating_duration_since(self.flushed);
+        if open == 0 || open < FEW && waited < MAX_WAIT {
+            return self.failure();
+        }
+        self.flushed = now;
+        self.flush()
+    }
+
     /// Writes the end and returns the output. Returns an earlier write error again.
     pub fn finish(self, reason: EndReason) -> Result<W, WriteError> {
         let Self {
@@ -137,9 +220,19 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
         self.encoder.events()
     }
 
-    /// Bytes written so far.
+    /// Bytes of the file so far.
     pub fn bytes(&self) -> u64 {
         self.queue.progress.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Memory events that the file has no more.
+    pub fn dropped(&self) -> u64 {
+        self.queue.progress.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the live blocks alone take so much that the file is larger than its limit.
+    pub fn exceeds_limit(&self) -> bool {
+        self.queue.progress.exceeds_limit.load(Ordering::Relaxed)
     }
 
     /// Returns an error of the other thread, once.
@@ -162,19 +255,22 @@ fn write_jobs<W: Write>(
     progress: &WriteProgress,
     place: &str,
 ) -> W {
-    let mut write = |job: WriteJob| -> io::Result<usize> {
+    let mut write = |job: WriteJob| -> io::Result<()> {
         match job {
-            WriteJob::Frame(frame) => frames.write(&frame),
-            WriteJob::Flush => frames.frames.out.flush().map(|()| 0),
+            WriteJob::Frame(frame) => frames.write(&frame)?,
+            WriteJob::Flush => frames.frames.out.flush()?,
         }
-    };
-    let note = |written: io::Result<usize>| match written {
-        Ok(bytes) => drop(progress.bytes.fetch_add(bytes as u64, Ordering::Relaxed)),
-        Err(error) => drop(progress.failed.set(WriteError::new(place, error))),
+        progress.bytes.store(frames.bytes(), Ordering::Relaxed);
+        progress.dropped.store(frames.dropped(), Ordering::Relaxed);
+        let exceeds = frames.exceeds_limit();
+        progress.exceeds_limit.store(exceeds, Ordering::Relaxed);
+        Ok(())
     };
     for job in jobs {
         if progress.failed.get().is_none() {
-            note(write(job));
+            if let Err(error) = write(job) {
+                let _ = progress.failed.set(WriteError::new(place, error));
+            }
         }
     }
     frames.frames.out

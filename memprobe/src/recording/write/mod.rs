@@ -6,6 +6,7 @@ mod error;
 mod fields;
 pub mod json;
 mod slices;
+pub mod sources;
 mod stack_text;
 pub mod tensors;
 pub mod trace_event;

@@ -258,7 +258,7 @@ impl<'a> Item<'a> {
             requires_grad: row.requires_grad,
             grad_fn: row.grad_fn.as_deref(),
             module: row.module.as_deref(),
-            site: row.site.as_ref().map(SiteRecord::from),
+            site: row.site.as_deref().map(SiteRecord::from),
             purpose: row.purpose.as_deref(),
             class: row.class.as_deref(),
             saved_by: row.saved_by.as_deref(),

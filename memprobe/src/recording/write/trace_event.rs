@@ -23,13 +23,14 @@ use super::slices::{BLOCK, CPU, CUDA, END, INSTANT, NameSource, OpenSlices, SEGM
 use super::stack_text::StackTexts;
 use crate::attribution::tables::{DeviceCategories, Portion, Portions};
 use crate::event::{
-    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CaptureChange, DeviceIndex, Event,
-    Losses, MemoryEvent, PhaseMark, PurposeId, SegmentReading, Stack, StackId, Tid, TimeNs, Totals,
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CaptureChange, DeviceIndex,
+    DriverReading, Event, Losses, MemoryEvent, PhaseMark, PurposeId, SegmentReading, Stack,
+    StackId, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
-    AtAttachRecord, CaptureRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord,
-    LabelScope, NamedRecord, NamesRecord, SegmentRecord, SegmentsRecord,
+    AtAttachRecord, CaptureRecord, DriverRecord, End, EndReason, EndRecord, FORMAT, Header,
+    HeaderRecord, LabelScope, NamedRecord, NamesRecord, SegmentRecord, SegmentsRecord,
 };
 use crate::view;
 
@@ -123,6 +124,7 @@ impl<W: Write> TraceWriter<W> {
             Event::BlockLabels(names) => self.names(names, LabelScope::AllBlocks),
             Event::BaselineLabels(names) => self.names(names, LabelScope::Baseline),
             Event::Segments(reading) => self.segments(reading),
+            Event::Driver(reading) => self.driver(reading),
             Event::Loss(losses) => self.loss(*losses),
             Event::Capture(change) => self.capture(change),
         }
@@ -298,6 +300,23 @@ impl<W: Write> TraceWriter<W> {
         });
     }
 
+    fn driver(&mut self, reading: &DriverReading) {
+        self.last = self.last.max(reading.time);
+        let head = b"\"p\",\"cat\":\"driver\",\"name\":\"the driver counted the memory\"";
+        let (pid, record) = (reading.tgid.0, DriverRecord::from(reading));
+        self.instant(head, pid, pid, reading.time, |line| {
+            push_record(line, &record)
+        });
+    }
+
+    /// Writes an event of a segment that begins or ends no slice.
+    fn note(&mut self, event: &MemoryEvent, category: &str, name: &str) {
+        self.open_line(event, INSTANT, category, |line, _| {
+            line.extend_from_slice(name.as_bytes());
+        });
+        self.close_line(event);
+    }
+
     fn loss(&mut self, losses: Losses) {
         self.losses = losses;
         let head = b"\"g\",\"cat\":\"loss\",\"name\":\"memprobe lost events\"";
@@ -356,18 +375,23 @@ impl<W: Write> TraceWriter<W> {
             Action::Free => self.end(event, SliceKind::of_blocks(event.device)),
             Action::SegmentAlloc => self.begin(event, &SEGMENT),
             Action::SegmentFree => self.end(event, &SEGMENT),
+            Action::SegmentSleep => self.note(event, "segment_sleep", "segment sleeps"),
+            Action::SegmentWake => self.note(event, "segment_wake", "segment wakes"),
             Action::CudaAlloc => self.begin(event, &CUDA),
             Action::CudaFree => self.end(event, &CUDA),
-            Action::OutOfMemory => {
-                self.open_line(event, b"i\",\"s\":\"g", "oom", |line, _| {
-                    line.extend_from_slice(b"out of memory");
-                });
-                self.close_line(event);
-            }
+            Action::OutOfMemory => self.fail(event, "oom", b"out of memory"),
+            Action::CudaOutOfMemory => self.fail(event, "cuda_oom", b"out of memory in CUDA"),
         }
         if let (Some(totals), Some(device)) = (event.totals, event.device) {
             self.counters(event.tgid.0, event.time, device, totals);
         }
+    }
+
+    fn fail(&mut self, event: &MemoryEvent, category: &'static str, name: &[u8]) {
+        self.open_line(event, b"i\",\"s\":\"g", category, |line, _| {
+            line.extend_from_slice(name);
+        });
+        self.close_line(event);
     }
 
     /// Begins the slice of a block that was live when memprobe attached.

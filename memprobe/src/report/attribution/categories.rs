@@ -1,19 +1,19 @@
 //! Table of categories, and the rule behind each.
 
-use super::{missing, remainders};
+use super::{Notes, missing, remainders};
 use crate::attribution::AttributionLedger;
-use crate::attribution::category::{Category, CategoryRule, RuleStatus};
+use crate::attribution::category::{Category, CategoryRule};
 use crate::attribution::named::InferenceCheck;
 use crate::attribution::view::{CategoryRow, DeviceView};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
-use crate::view::table::{Cell, Column, Output, Table, columns};
-use crate::view::{BLOCKS, percent};
+use crate::view::table::{Cell, Output, Table};
+use crate::view::{CategoryCells, category_table_columns, is_provisional, percent};
 
 /// A rule of a category, or bytes without a category.
 #[derive(Default)]
 pub(super) struct CategoryEntry {
-    device: Cell<'static>,
+    device: Option<DeviceIndex>,
     key: &'static str,
     name: String,
     /// Bytes now, and at the peak.
@@ -23,27 +23,41 @@ pub(super) struct CategoryEntry {
     rule: Option<CategoryRule>,
 }
 
-pub(super) fn columns() -> Vec<Column<CategoryEntry>> {
-    columns![|row: CategoryEntry|
-        data("device") => row.device.clone(),
-        number("live", "LIVE") => row.bytes[0].clone(),
-        number("live_blocks", BLOCKS) => row.blocks,
-        number("at_peak", "AT PEAK") => row.bytes[1].clone(),
-        figure("SHARE") => row.share.clone(),
-        data("category") => row.key,
-        label("CATEGORY") => &*row.name,
-        data("provisional") => row.rule.map(is_provisional),
-        data("exact") => row.rule.map(CategoryRule::is_exact),
-        text("rule", "RULE") => row.rule.map_or(Cell::Blank, |rule| rule.as_str().into()),
-    ]
-    .into()
+impl CategoryCells for CategoryEntry {
+    fn device(&self) -> Option<DeviceIndex> {
+        self.device
+    }
+
+    fn live(&self) -> Cell<'_> {
+        self.bytes[0].clone()
+    }
+
+    fn at_peak(&self) -> Cell<'_> {
+        self.bytes[1].clone()
+    }
+
+    fn share(&self) -> Cell<'_> {
+        self.share.clone()
+    }
+
+    fn blocks(&self) -> Option<u64> {
+        self.blocks
+    }
+
+    fn key(&self) -> &'static str {
+        self.key
+    }
+
+    fn name(&self) -> Cell<'_> {
+        (&self.name).into()
+    }
+
+    fn rule(&self) -> Option<CategoryRule> {
+        self.rule
+    }
 }
 
-fn is_provisional(rule: CategoryRule) -> bool {
-    rule.status() == RuleStatus::Provisional
-}
-
-pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
+pub(super) fn notes(ledger: &AttributionLedger) -> Notes {
     let check = &ledger.check;
     let named = check.compared() > 0 || check.before_attach > 0;
     let all = match (named, check.labeled > 0) {
@@ -51,21 +65,23 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
         (false, true) => "Every category but that of memory from before attach",
         (false, false) => "Every category",
     };
-    let mut notes = vec![format!(
+    let mut legend = vec![format!(
         "{all} is inferred by the named rule (\"?\": later events may change it). SHARE is of the peak."
     )];
-    notes.push(if named {
-        checked(check)
+    let mut facts = Vec::new();
+    if named {
+        facts.push(checked(check));
     } else {
-        "For exact parameters, gradients and optimizer state, record with --names.".into()
-    });
+        let exact = "For exact parameters, gradients and optimizer state, record with --names.";
+        legend.push(exact.to_owned());
+    }
     if !ledger.coverage().marks {
         let unmarked =
             "This recording lacks marks of steps and batches: steps are inferred from stacks.";
-        notes.push(unmarked.into());
+        facts.push(unmarked.into());
     }
-    notes.extend(missing(ledger.coverage()));
-    notes
+    facts.extend(missing(ledger.coverage()));
+    Notes { legend, facts }
 }
 
 fn checked(check: &InferenceCheck) -> String {
@@ -104,7 +120,7 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<CategoryE
         (row.rule.category(), highest, row.rule)
     });
     let all = peak.totals.allocated.0;
-    let mut table = Table::new(columns());
+    let mut table = Table::new(category_table_columns());
     table.extend(Output::All, rules.iter().map(|rule| row(rule, all)));
     let rest = remainders(now, peak).into_iter().map(|rest| CategoryEntry {
         key: rest.kind,
@@ -121,7 +137,7 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<CategoryE
     };
     table.push(Output::Text, total);
     for entry in &mut table.rows {
-        entry.row.device = index.into();
+        entry.row.device = Some(index);
     }
     table
 }

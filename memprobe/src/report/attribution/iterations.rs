@@ -1,16 +1,14 @@
 //! Table of iterations.
 
-use std::fmt::Write as _;
-
-use super::{missing, purposes};
+use super::{Notes, missing};
 use crate::attribution::IntervalDevice;
 use crate::attribution::category::Category;
 use crate::attribution::iterations::{Cycle, Epochs, Iteration, IterationKind, Iterations, Source};
 use crate::attribution::view::Coverage;
 use crate::event::{DeviceIndex, TimeNs};
 use crate::report::ReportOptions;
-use crate::view::counted;
 use crate::view::table::{Cell, Column, Output, Summand, Table, columns};
+use crate::view::{ByCategory, category_columns, counted, headed_bytes};
 
 /// An iteration on a device. Bytes by category are those at its peak.
 pub(super) struct IterationEntry<'a> {
@@ -47,7 +45,7 @@ impl IterationEntry<'_> {
     }
 }
 
-impl purposes::ByCategory for IterationEntry<'_> {
+impl ByCategory for IterationEntry<'_> {
     fn bytes(&self, category: Category) -> Cell<'static> {
         self.of.map_or(Cell::Blank, |(_, device)| {
             Cell::Bytes(device.peak.composition.of(category))
@@ -70,7 +68,7 @@ pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
         number("reserved", "RESERVED").priority(9) => row.device(|device| device.peak.totals.reserved),
         number("cached", "CACHED").priority(5) => row.bytes(|device| device.peak.totals.cached().0),
     ]);
-    columns.extend(purposes::columns());
+    columns.extend(category_columns());
     columns.extend(columns![|row: IterationEntry<'a>|
         data("before_attach") => row.bytes(|device| device.peak.composition.before_attach),
         data("unaccounted") => row.device(|device| Cell::Signed(device.peak.composition.unaccounted)),
@@ -84,9 +82,9 @@ pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
     columns
 }
 
-pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
-    let mut notes = vec![source(iterations)];
-    notes.extend(match iterations.cycle {
+pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Notes {
+    let mut legend = vec![delimiters(iterations).to_owned()];
+    legend.extend(match iterations.cycle {
         Cycle::Single => None,
         Cycle::ByBatch => Some("Several optimizers step: an iteration is one batch.".to_owned()),
         Cycle::Repeats(passes) if iterations.source == Source::Backwards => Some(format!(
@@ -102,21 +100,29 @@ pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
     });
     if iterations.source != Source::Nothing {
         let columns = "PEAK is divided into inferred categories. INTERMED.: intermediate gradients. OTHER: the rest.";
-        notes.push(columns.to_owned());
+        legend.push(columns.to_owned());
     }
-    notes.extend(epochs(iterations.epochs));
+    let mut facts = Vec::from_iter(epochs(iterations.epochs));
+    facts.extend(doubts(iterations));
     if iterations.dropped > 0 {
         let dropped = counted(iterations.dropped, "stretch");
-        notes.push(format!(
+        facts.push(format!(
             "{dropped} before the first row are no longer available."
         ));
     }
-    notes.extend(missing(heard));
-    notes
+    facts.extend(missing(heard));
+    Notes { legend, facts }
 }
 
+/// Returns the events that delimit iterations, and the doubts about them.
 pub(in crate::report) fn source(iterations: &Iterations) -> String {
-    let source = match iterations.source {
+    let mut sentences = vec![delimiters(iterations).to_owned()];
+    sentences.extend(doubts(iterations));
+    sentences.join(" ")
+}
+
+pub(super) fn delimiters(iterations: &Iterations) -> &'static str {
+    match iterations.source {
         Source::Steps => "An iteration ends with Optimizer.step().",
         Source::ZeroGrads => {
             "An iteration starts with Optimizer.zero_grad(): no optimizer step was seen."
@@ -139,25 +145,25 @@ pub(in crate::report) fn source(iterations: &Iterations) -> String {
             "No iterations found: no optimizer step, no zero_grad() and no DataLoader batch was seen. Give the line \
              at which one starts, such as --iteration-start serve.py:41."
         }
-    };
-    let mut source = source.to_owned();
-    if iterations.inferred_visits > 0 {
-        let _ = write!(
-            source,
-            " {} inferred (on threads that allocate nowhere else): the line began again when none of its tensors was \
+    }
+}
+
+pub(super) fn doubts(iterations: &Iterations) -> impl Iterator<Item = String> {
+    let inferred = (iterations.inferred_visits > 0).then(|| {
+        format!(
+            "{} inferred (on threads that allocate nowhere else): the line began again when none of its tensors was \
              live. A loop below the line looks the same.",
             counted(iterations.inferred_visits, "start")
-        );
-    }
-    if iterations.threads_that_stay > 0 {
-        let _ = write!(
-            source,
-            " {} allocated nowhere else since: further visits of the line cannot be told from the first. Give a line \
+        )
+    });
+    let stay = (iterations.threads_that_stay > 0).then(|| {
+        format!(
+            "{} allocated nowhere else since: further visits of the line cannot be told from the first. Give a line \
              within it, such as the first that allocates.",
             counted(iterations.threads_that_stay, "thread")
-        );
-    }
-    source
+        )
+    });
+    inferred.into_iter().chain(stay)
 }
 
 pub(super) fn epochs(epochs: Epochs) -> Option<String> {
@@ -223,7 +229,7 @@ fn provisional(device: &IntervalDevice) -> u64 {
 /// Bytes without a column of their own in text.
 fn other(device: &IntervalDevice) -> Cell<'static> {
     let composition = &device.peak.composition;
-    let named = purposes::named(|category| composition.of(category));
+    let named = headed_bytes(|category| composition.of(category));
     let rest = i128::from(device.peak.totals.allocated.0) - i128::from(named);
     match u64::try_from(rest) {
         Ok(rest) => Cell::Bytes(rest),

@@ -1,7 +1,7 @@
 //! Table of each module's memory at its device's peak, by category: of the whole recording, or in
 //! each iteration.
 
-use super::{FOLDED, Section, iterations, missing, purposes, remainders};
+use super::{FOLDED, Notes, Section, iterations, missing, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::category::Category;
 use crate::attribution::iterations::{Iteration, Iterations};
@@ -11,8 +11,8 @@ use crate::event::bytes::human;
 use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::{Alike, LayersOf, ReportError, ReportFormat, ReportOptions};
-use crate::view::counted;
 use crate::view::table::{Cell, Column, Output, Summand, Table, columns};
+use crate::view::{ByCategory, category_columns, counted, headed_bytes};
 
 /// A module, or memory outside modules.
 pub(super) struct LayerEntry<'a> {
@@ -33,7 +33,7 @@ impl LayerEntry<'_> {
     }
 }
 
-impl purposes::ByCategory for LayerEntry<'_> {
+impl ByCategory for LayerEntry<'_> {
     fn bytes(&self, category: Category) -> Cell<'static> {
         let layers = self.layers.as_ref();
         layers.map_or(Cell::Blank, |[total, _]| Cell::Bytes(total.of(category)))
@@ -56,11 +56,11 @@ pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
             None => row.bytes.clone(),
         },
     ]);
-    columns.extend(purposes::columns());
+    columns.extend(category_columns());
     columns.extend(columns![|row: LayerEntry<'a>|
         figure("OTHER").part(Summand::Rest) => match &row.layers {
             Some([total, _]) => {
-                let named = purposes::named(|category| total.of(category));
+                let named = headed_bytes(|category| total.of(category));
                 Cell::Bytes(total.all().saturating_sub(named))
             }
             None => Cell::Blank,
@@ -227,12 +227,12 @@ pub(super) fn notes(
     layering: &Layering<'_>,
     iterations: &Iterations,
     options: &ReportOptions,
-) -> Vec<String> {
+) -> Notes {
     let when = match options.layers {
         LayersOf::Peak => "at its device's peak",
         LayersOf::Iterations(_) | LayersOf::Each => "at its device's peak in the iteration",
     };
-    let mut notes = vec![format!(
+    let mut legend = vec![format!(
         "Memory {when}, with submodules, by inferred category. INTERMED.: intermediate gradients."
     )];
     let weights = match ledger.read {
@@ -241,29 +241,31 @@ pub(super) fn notes(
         }
         None => "To assign weights and optimizer state to modules, record with --names.",
     };
-    notes.push(weights.to_owned());
+    legend.push(weights.to_owned());
     if options.format == ReportFormat::Text
         && options.alike == Alike::Folded
         && options.layers == LayersOf::Peak
     {
-        notes.push(FOLDED.to_owned());
+        legend.push(FOLDED.to_owned());
     }
+    let mut facts = Vec::new();
     if options.layers != LayersOf::Peak {
-        notes.push(iterations::source(iterations));
-        notes.extend(iterations::epochs(iterations.epochs));
+        legend.push(iterations::delimiters(iterations).to_owned());
+        facts.extend(iterations::epochs(iterations.epochs));
+        facts.extend(iterations::doubts(iterations));
         let meant = meant(iterations, &options.layers);
         let forgotten = meant
             .filter(|iteration| layering.is_forgotten(iteration))
             .count();
         if forgotten > 0 {
-            notes.push(format!(
+            facts.push(format!(
                 "{} left out: their memory of modules is no longer available, because later ones differ too much.",
                 counted(forgotten as u64, "iteration")
             ));
         }
     }
-    notes.extend(missing(ledger.coverage()));
-    notes
+    facts.extend(missing(ledger.coverage()));
+    Notes { legend, facts }
 }
 
 fn table<'a>(

@@ -5,7 +5,6 @@ mod iterations;
 mod layers;
 mod numbered_modules;
 mod phases;
-mod purposes;
 mod saved;
 mod size;
 
@@ -25,8 +24,8 @@ use crate::attribution::size::Sizes;
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
 use crate::recording::Reader;
-use crate::view::counted;
 use crate::view::table::{Cell, Column, Page, Rows, Table};
+use crate::view::{category_table_columns, counted};
 
 /// A table of every device, or one of each moment of every device.
 pub(super) struct AttributionReport<'a, R> {
@@ -34,7 +33,7 @@ pub(super) struct AttributionReport<'a, R> {
     columns: fn() -> Vec<Column<R>>,
     /// The tables of a device; `None` if it has none.
     sections: Box<dyn Fn(DeviceIndex) -> Option<Sections<'a, R>> + 'a>,
-    notes: Vec<String>,
+    notes: Notes,
 }
 
 type Sections<'a, R> = Box<dyn Iterator<Item = Section<R>> + 'a>;
@@ -128,7 +127,7 @@ fn write_tables(
         _ => {
             let table = |index| Some(categories::table(index, ledger.device(index)?));
             let notes = categories::notes(ledger);
-            let report = once(replay, categories::columns, notes, table);
+            let report = once(replay, || category_table_columns().into(), notes, table);
             document::write(&report, replay, options, out)
         }
     }
@@ -137,7 +136,7 @@ fn write_tables(
 pub(super) fn once<'a, R: 'a>(
     replay: &'a RecordingReplay,
     columns: fn() -> Vec<Column<R>>,
-    notes: Vec<String>,
+    notes: Notes,
     table: impl Fn(DeviceIndex) -> Option<Table<R>> + 'a,
 ) -> AttributionReport<'a, R> {
     let sections = move |index| -> Option<Sections<'a, R>> {
@@ -178,7 +177,7 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
         if !is_empty {
             page.blank();
         }
-        self.notes.iter().for_each(|note| page.note(note));
+        self.notes.push(page);
         if !dropped.is_empty() {
             page.note(&format!(
                 "Columns left out: {}. Use a wider terminal, or --format csv or json.",
@@ -198,7 +197,7 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
                 ("rows", Cell::Rows(Rc::new(DeviceRows(self, device.index)))),
             ])
         });
-        document(self.replay, Cell::list(&self.notes), devices)
+        document(self.replay, Cell::list(self.notes.all()), devices)
     }
 
     fn columns(&self) -> Vec<Column<R>> {
@@ -221,14 +220,32 @@ pub(super) fn push_sizes(
     for (index, device) in &sizes.devices {
         page.table(&size::table(*index, device, sizes.named, options));
     }
-    for note in size::notes_of_estimate(sizes, coverage) {
-        page.note(&note);
-    }
+    size::notes_of_estimate(sizes, coverage).push(page);
 }
 
 pub(super) fn sizes_of_device<'a>(sizes: &Sizes, options: &ReportOptions) -> Option<Cell<'a>> {
     let (index, device) = sizes.devices.first_key_value()?;
     Some(size::table(*index, device, sizes.named, options).into())
+}
+
+/// Sentences under a table.
+#[derive(Default)]
+pub(super) struct Notes {
+    /// Meaning of the rows and columns.
+    pub(super) legend: Vec<String>,
+    /// Facts about the recording.
+    pub(super) facts: Vec<String>,
+}
+
+impl Notes {
+    fn all(&self) -> impl Iterator<Item = &String> {
+        self.legend.iter().chain(&self.facts)
+    }
+
+    fn push(&self, page: &mut Page) {
+        page.legend(&self.legend);
+        self.facts.iter().for_each(|fact| page.note(fact));
+    }
 }
 
 /// Rows that complete the sums to the allocator's totals.

@@ -1,6 +1,6 @@
 //! Table of phases of the program, by its allocations.
 
-use super::{missing, remainders};
+use super::{Notes, missing, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::view::{DeviceView, PhaseRow};
 use crate::event::DeviceIndex;
@@ -34,10 +34,11 @@ pub(super) fn columns() -> Vec<Column<PhaseEntry>> {
     .into()
 }
 
-pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
-    let mut notes = vec!["A block belongs to the phase that allocated it.".to_owned()];
-    notes.extend(missing(ledger.coverage()));
-    notes
+pub(super) fn notes(ledger: &AttributionLedger) -> Notes {
+    Notes {
+        legend: vec!["A block belongs to the phase that allocated it.".to_owned()],
+        facts: missing(ledger.coverage()),
+    }
 }
 
 pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<PhaseEntry> {

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::missing;
 use super::numbered_modules::NumberedPaths;
+use super::{Notes, missing};
 use crate::attribution::AttributionLedger;
 use crate::attribution::peak::Holding;
 use crate::attribution::view::{DeviceView, SavedRow};
@@ -54,22 +54,24 @@ pub(super) fn columns() -> Vec<SavedColumn> {
     .into()
 }
 
-pub(super) fn notes(ledger: &AttributionLedger, options: &ReportOptions) -> Vec<String> {
-    let mut notes = vec![
+pub(super) fn notes(ledger: &AttributionLedger, options: &ReportOptions) -> Notes {
+    let mut legend = vec![
         "Memory that a forward pass allocated for its backward pass, inferred from when it was freed.".to_owned(),
     ];
     if options.format == ReportFormat::Text && options.alike == Alike::Folded {
         let folded = "Modules that differ only in a number share one row (PER MODULE: one); --no-fold shows each.";
-        notes.push(folded.to_owned());
+        legend.push(folded.to_owned());
     }
     let operations = if ledger.coverage().nodes {
         "OPERATION: operations of the same stack; a line with several names all."
     } else {
         "This recording has no operations of backward passes (\"-\")."
     };
-    notes.push(operations.to_owned());
-    notes.extend(missing(ledger.coverage()));
-    notes
+    legend.push(operations.to_owned());
+    Notes {
+        legend,
+        facts: missing(ledger.coverage()),
+    }
 }
 
 pub(super) fn table(

@@ -1,6 +1,6 @@
 //! Table of model size: parameters and buffers of modules, and tensors made in one iteration.
 
-use super::missing;
+use super::{Notes, missing};
 use crate::attribution::iterations::IterationKind;
 use crate::attribution::modules::Additive;
 use crate::attribution::size::{Amount, ModelSize, ModuleSize, Sizes};
@@ -121,20 +121,23 @@ const SOME_BUFFERS: &str =
     "BUFFERS: those that Module.to() moved, by the mode of grad; PARAMETERS includes any others.";
 
 /// Notes on the table in an estimate, whose options differ from a report's.
-pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
+pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Notes {
     let advice = "Those of each module: `memprobe estimate -- python train.py`.";
     all_notes(sizes, heard, advice)
 }
 
-pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
+pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Notes {
     let advice = "Those of each module: record with --names.";
     match sizes {
         Some(sizes) => all_notes(sizes, heard, advice),
-        None => vec!["Nothing was allocated in this recording.".to_owned()],
+        None => Notes {
+            facts: vec!["Nothing was allocated in this recording.".to_owned()],
+            ..Notes::default()
+        },
     }
 }
 
-fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Vec<String> {
+fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Notes {
     let devices = || sizes.devices.values();
     let names = if sizes.named {
         "Each block of parameters and buffers is counted in the first module that has it."
@@ -151,9 +154,11 @@ fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Vec<String> {
     } else {
         Some(NO_MODULES)
     };
-    let notes = [which(sizes), LEGEND.to_owned(), names].into_iter();
-    let notes = notes.chain(no_modules.map(str::to_owned));
-    notes.chain(missing(heard)).collect()
+    let facts = std::iter::once(names).chain(no_modules.map(str::to_owned));
+    Notes {
+        legend: vec![which(sizes), LEGEND.to_owned()],
+        facts: facts.chain(missing(heard)).collect(),
+    }
 }
 
 fn which(sizes: &Sizes) -> String {

@@ -1,6 +1,6 @@
 //! One of the two recordings of a difference.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -10,6 +10,7 @@ use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::chosen_moments::{
     ChosenMoment, FoundMoment, FoundOnDevices, MomentLedger, MomentSearch,
 };
+use crate::attribution::iterations::Iteration;
 use crate::compare::{CompareBy, MemoryByKey};
 use crate::event::{DeviceIndex, Totals};
 use crate::ledger::snapshot::Site;
@@ -166,6 +167,26 @@ impl<'a> ComparedSide<'a> {
             .checked_sub(self.replay.header.start.0)?;
         let start = self.replay.header.wall_start_ms?;
         start.checked_add(since / 1_000_000)
+    }
+
+    /// Number of the iteration of the first failed request, if it was in one.
+    pub(in crate::report) fn first_failure_iteration(&self) -> Option<u64> {
+        let time = self.search.first_failure?;
+        let table = self.search.categories.iterations();
+        let mut rows = table.rows.iter().filter(|row| row.is_numbered());
+        let row = rows.find(|row| (row.begin..=row.end).contains(&time))?;
+        Some(row.number)
+    }
+
+    /// Allocated bytes of a device at the peak of each iteration, by number.
+    pub(in crate::report) fn iteration_peaks(&self, device: DeviceIndex) -> BTreeMap<u64, u64> {
+        let table = self.search.categories.iterations();
+        let rows = table.rows.iter().filter(|row| row.is_numbered());
+        let peak = |row: &Iteration| {
+            let (_, found) = row.devices.iter().find(|(index, _)| *index == device)?;
+            Some((row.number, found.peak.totals.allocated.0))
+        };
+        rows.filter_map(peak).collect()
     }
 
     /// File and process.

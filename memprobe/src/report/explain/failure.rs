@@ -24,7 +24,7 @@ pub enum OomCause {
     Fragmentation,
     /// Other processes have the memory.
     AnotherProcess,
-    /// Enough is cached in a pool or for a stream that the request cannot use.
+    /// Enough is cached in a pool or for a stream that the request cannot use; for a call of CUDA, by the allocator.
     CachedElsewhere,
     Unknown,
 }
@@ -36,13 +36,15 @@ impl OomCause {
     }
 }
 
-/// Request that the allocator could not serve, and the memory at that moment.
+/// Request that the allocator or CUDA could not serve, and the memory at that moment.
 #[derive(Clone, Debug)]
 pub struct FailedRequest {
     pub size: Bytes,
     /// Line that asked.
     pub line: String,
     pub module: Option<Arc<str>>,
+    /// Call of CUDA that failed; `None` for a request of the allocator.
+    pub call: Option<FailedCall>,
     pub cause: OomCause,
     /// Free bytes of the allocator that the request's list of blocks could give; `None` if segments are unknown.
     pub free_lists: Option<Vec<FreeList>>,
@@ -52,6 +54,14 @@ pub struct FailedRequest {
     pub others: Option<Vec<DumpedProcess>>,
     /// Bytes of the lines that grow.
     pub growing: Bytes,
+}
+
+/// Call of CUDA that found no memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedCall {
+    pub function: &'static str,
+    /// Library or program that called it; `None` if it is unknown.
+    pub library: Option<Arc<str>>,
 }
 
 /// Free blocks of a pool and stream.
@@ -73,6 +83,16 @@ pub(super) struct OomEvidence<'a> {
     /// Bytes of other processes; `None` if unknown.
     pub others: Option<Bytes>,
     pub growing: Bytes,
+    /// Holes of the allocator can serve the request.
+    pub asker: Asker,
+}
+
+/// Source of a failed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    Allocator,
+    /// A call of CUDA, which gets nothing that the allocator caches.
+    Cuda,
 }
 
 /// Lists of free blocks that serve requests of this size, one for each pool and stream, most bytes first.
@@ -117,6 +137,7 @@ pub(super) fn cause(evidence: &OomEvidence<'_>) -> OomCause {
     let free = gpu_free.filter(|free| *free < request).unwrap_or(0);
     let suffices = |bytes: u64| bytes > 0 && bytes.saturating_add(free) >= request;
     let cached = match evidence.free_lists {
+        _ if evidence.asker == Asker::Cuda => evidence.cached.0,
         Some(lists) => lists.iter().map(|list| list.free.0).sum(),
         None => evidence.cached.0,
     };
@@ -138,6 +159,9 @@ pub(super) fn cause(evidence: &OomEvidence<'_>) -> OomCause {
 
 /// Tells holes that are too small from holes that the request could not use.
 fn cached_cause(evidence: &OomEvidence<'_>, free: u64) -> OomCause {
+    if evidence.asker == Asker::Cuda {
+        return OomCause::CachedElsewhere;
+    }
     let Some(lists) = evidence.free_lists else {
         return OomCause::Fragmentation;
     };
@@ -158,8 +182,9 @@ pub(super) fn sentences(device: &DeviceExplanation, failed: &FailedRequest) -> V
     let size = human(failed.size);
     let module = failed.module.as_deref();
     let module = module.map_or(String::new(), |module| format!(" (in {})", clean(module)));
+    let by = failed.call.as_ref().map_or(String::new(), by_call);
     let mut sentences = vec![format!(
-        "{}{module} asked for {size} and failed.",
+        "{}{module} asked for {size}{by} and failed.",
         clean(&failed.line)
     )];
     let cached = human(device.part(PartId::Cached));
@@ -179,6 +204,9 @@ pub(super) fn sentences(device: &DeviceExplanation, failed: &FailedRequest) -> V
             human(failed.growing)
         )),
         OomCause::Fragmentation => sentences.push(fragmentation(failed, &cached)),
+        OomCause::CachedElsewhere if failed.call.is_some() => sentences.push(format!(
+            "The cause is memory cached elsewhere: PyTorch's allocator caches {cached}, which a call of CUDA cannot use."
+        )),
         OomCause::CachedElsewhere => sentences.push(cached_in_another_pool(failed)),
         OomCause::AnotherProcess => sentences.extend(another_process(failed)),
         OomCause::Unknown => sentences.push(format!(
@@ -187,6 +215,14 @@ pub(super) fn sentences(device: &DeviceExplanation, failed: &FailedRequest) -> V
         )),
     }
     sentences
+}
+
+/// Names the failed call, after the bytes.
+fn by_call(call: &FailedCall) -> String {
+    let library = call.library.as_deref();
+    let library = library.map(|path| path.rsplit('/').next().unwrap_or(path));
+    let library = library.map_or(String::new(), |name| format!(" in {}", clean(name)));
+    format!(" by {}{library}", call.function)
 }
 
 fn fragmentation(failed: &FailedRequest, cached: &str) -> String {
@@ -227,8 +263,16 @@ fn another_process(failed: &FailedRequest) -> Option<String> {
         .map_or("?".to_owned(), |bytes| human(Bytes(bytes)));
     let command = clean(&short_command(&first.command));
     let number = counted(others.len() as u64, "other process");
+    let cached: u64 = others.iter().filter_map(|other| other.cached).sum();
+    let cached = match cached {
+        0 => String::new(),
+        cached => format!(
+            " PyTorch caches {} of it: torch.cuda.empty_cache() there returns up to as much.",
+            human(Bytes(cached))
+        ),
+    };
     Some(format!(
-        "The cause is memory of {number}: {}, the most of it PID {} ({command}) with {bytes}.",
+        "The cause is memory of {number}: {}, the most of it PID {} ({command}) with {bytes}.{cached}",
         human(Bytes(sum)),
         first.pid
     ))
@@ -262,7 +306,25 @@ mod tests {
             gpu,
             others: others.map(|others| Bytes(others * MIB)),
             growing: Bytes(growing * MIB),
+            asker: Asker::Allocator,
         })
+    }
+
+    #[test]
+    fn a_call_of_cuda_cannot_use_what_the_allocator_caches() {
+        let judged = |cached: u64| {
+            cause(&OomEvidence {
+                request: Bytes(100 * MIB),
+                cached: Bytes(cached * MIB),
+                free_lists: None,
+                gpu: gpu(1000, 960),
+                others: Some(Bytes(0)),
+                growing: Bytes(0),
+                asker: Asker::Cuda,
+            })
+        };
+        assert_eq!(judged(60), OomCause::CachedElsewhere);
+        assert_eq!(judged(59), OomCause::TooLarge);
     }
 
     fn gpu(total: u64, used: u64) -> Option<GpuMemory> {
@@ -270,6 +332,7 @@ mod tests {
             total: Bytes(total * MIB),
             used: Bytes(used * MIB),
             process: None,
+            unbacked: Bytes(0),
         })
     }
 

@@ -100,6 +100,18 @@ fn failed(failed: &FailedRequest) -> Cell<'_> {
         ("line", (&*failed.line).into()),
         ("module", failed.module.as_deref().into()),
         (
+            "function",
+            failed.call.as_ref().map(|call| call.function).into(),
+        ),
+        (
+            "library",
+            failed
+                .call
+                .as_ref()
+                .and_then(|call| call.library.as_deref())
+                .into(),
+        ),
+        (
             "largest_hole",
             largest.map(Option::unwrap_or_default).into(),
         ),
@@ -138,6 +150,7 @@ fn other_process(process: &DumpedProcess) -> Cell<'_> {
         ("pid", process.pid.into()),
         ("command", (&*process.command).into()),
         ("bytes", process.bytes.map(Bytes).into()),
+        ("cached", process.cached.map(Bytes).into()),
     ])
 }
 

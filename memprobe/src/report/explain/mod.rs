@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use super::{Colour, DocumentFormat, ReportError, unless_closed};
 use crate::attribution::growth::Growth;
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Target, Totals};
 use crate::tensors::KvTable;
 use crate::view::table::{Page, json_document};
@@ -27,7 +28,7 @@ pub use failure::{FailedRequest, FreeList, OomCause};
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
-pub use recording::{RecordingEvidence, explain_recording, parts_of_moment};
+pub use recording::{FailureEvidence, RecordingEvidence, explain_recording, failure_evidence};
 pub use tensors::{ProcessEvidence, explain_process};
 
 /// Page about one process.
@@ -76,6 +77,8 @@ pub struct GpuMemory {
     pub used: Bytes,
     /// Bytes of this process; `None` if the driver does not say.
     pub process: Option<Bytes>,
+    /// Bytes that the allocator has reserved without device memory: they sleep, as in vLLM's sleep mode, or are managed.
+    pub unbacked: Bytes,
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +87,8 @@ pub struct DeviceExplanation {
     pub gpu: Option<GpuMemory>,
     /// The allocator's totals at the moment that the page is about.
     pub totals: Totals,
-    /// Parts of the GPU's memory, or of the allocator's reserved bytes if the GPU's are unknown. They add up.
+    /// Parts of the GPU's memory, or of the allocator's reserved bytes if the GPU's are unknown. They add up to that, and
+    /// to the reserved bytes that CUDA does not back.
     pub parts: Vec<MemoryPart>,
     /// Largest owners first.
     pub owners: Vec<MemoryOwner>,
@@ -144,9 +148,23 @@ impl DeviceExplanation {
         Bytes(parts.map(|part| part.bytes.0).sum())
     }
 
-    /// Bytes of the GPU or, if these are unknown, that the allocator reserved.
+    /// Bytes of the GPU and those reserved without device memory or, if the GPU's are unknown, reserved bytes.
     fn whole(&self) -> Bytes {
-        self.gpu.map_or(self.totals.reserved, |gpu| gpu.total)
+        self.gpu.map_or(self.totals.reserved, |gpu| {
+            Bytes(gpu.total.0.saturating_add(gpu.unbacked.0))
+        })
+    }
+
+    /// Says what the parts have beyond the GPU's memory, if there is any.
+    fn unbacked_note(&self) -> Option<String> {
+        let unbacked = self.gpu?.unbacked;
+        (unbacked.0 > 0).then(|| {
+            format!(
+                "{} of what {} has reserved is no memory of the GPU now: it sleeps, or is managed (report --by owner)",
+                human(unbacked),
+                self.index
+            )
+        })
     }
 }
 

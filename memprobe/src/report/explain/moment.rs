@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use super::failure::{FailedRequest, OomCause, OomEvidence, cause, free_lists};
+use super::failure::{Asker, FailedCall, FailedRequest, OomCause, OomEvidence, cause, free_lists};
 use super::parts::{PartId, completed};
 use super::recording::part;
 use super::verdict::grows;
@@ -12,42 +12,83 @@ use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::tables::SegmentMap;
-use crate::event::{Bytes, CaptureLevel};
-use crate::ledger::AnalyzedLedger;
+use crate::attribution::waterfall::unbacked;
+use crate::estimate::what_if::{WhatIf, WhatIfDevice};
+use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
+use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::recording::{DumpFacts, Reader, RecordingError};
-use crate::report::replay;
 use crate::view::FileNames;
 
 type MomentLedgers = (AttributionLedger, (GrowthLedger, SegmentLedger));
 
-/// Explains each device at the moment, or at the end of a dump. `known` has the pools of segments that were read later.
-pub(super) fn at_moment<R: BufRead>(
-    reader: Reader<R>,
-    moment: &FailureFinder,
-    dump: Option<&DumpFacts>,
-    known: &SegmentLedger,
-) -> Result<Vec<DeviceExplanation>, RecordingError> {
-    let growth = GrowthLedger::new(Grouping::User, None);
-    let ledgers: MomentLedgers = (
-        AttributionLedger::new(None),
-        (growth, SegmentLedger::with_facts_of(known)),
-    );
-    let number = moment
-        .found
-        .as_ref()
-        .map_or(u64::MAX, |failed| failed.number);
-    let played = replay::run_until(reader, number, ledgers)?;
-    let now = played.ledger.last_event().unwrap_or_default();
-    let snapshot = played.ledger.snapshot(now, Grouping::User);
-    let (_, (_, segments)) = &played.analyses;
-    let maps = segments.maps(&played.ledger, &snapshot);
-    let devices = snapshot.devices.iter();
+/// A recording up to the moment.
+type PlayedMoment = AnalyzedLedger<(MomentLedgers, WhatIf)>;
+
+/// Moment to explain: a failed request, or the end of a dump.
+pub(super) struct ExplainedMoment<'a> {
+    pub(super) failure: &'a FailureFinder,
+    pub(super) dump: Option<&'a DumpFacts>,
+    /// Pools of segments that were read only later.
+    pub(super) known: &'a SegmentLedger,
+}
+
+/// Replays a recording for its moment, if one is given, and on to its end under other settings of the allocator. Returns
+/// the devices at the moment, and the results of the settings.
+pub(super) fn second_replay<R: BufRead>(
+    mut reader: Reader<R>,
+    moment: Option<ExplainedMoment<'_>>,
+    what_if: WhatIf,
+) -> Result<(Option<Vec<DeviceExplanation>>, Vec<WhatIfDevice>), RecordingError> {
+    let header = reader.header();
+    let (target, start) = (header.target.clone(), header.start);
+    let (devices, mut rest) = match moment {
+        None => (None, AnalyzedLedger::new(target, start, what_if)),
+        Some(moment) => {
+            let growth = GrowthLedger::new(Grouping::User, None);
+            let segments = SegmentLedger::with_facts_of(moment.known);
+            let ledgers: MomentLedgers = (AttributionLedger::new(None), (growth, segments));
+            let mut played = AnalyzedLedger::new(target, start, (ledgers, what_if));
+            let failed = moment.failure.found.as_ref();
+            let number = failed.map_or(u64::MAX, |failed| failed.number);
+            let number = usize::try_from(number).unwrap_or(usize::MAX);
+            for event in reader.by_ref().take(number) {
+                played.apply(&event?);
+            }
+            let devices = at_moment(&played, &moment);
+            let AnalyzedLedger {
+                ledger,
+                analyses: (_, analyses),
+            } = played;
+            (Some(devices), AnalyzedLedger { ledger, analyses })
+        }
+    };
+    for event in reader.by_ref() {
+        rest.apply(&event?);
+    }
+    let lost = rest.ledger.losses().events;
+    Ok((devices, rest.analyses.results(lost)))
+}
+
+/// Explains each device at the moment.
+fn at_moment(played: &PlayedMoment, moment: &ExplainedMoment<'_>) -> Vec<DeviceExplanation> {
+    let (ledger, (ledgers, _)) = (&played.ledger, &played.analyses);
+    let (dump, moment) = (moment.dump, moment.failure);
+    let now = ledger.last_event().unwrap_or_default();
+    let snapshot = ledger.snapshot(now, Grouping::User);
+    let (_, (_, segments)) = ledgers;
+    let maps = segments.maps(ledger, &snapshot);
+    let failed_on = moment.found.as_ref().map(|failed| device_of(&failed.event));
+    let known = |index| snapshot.devices.iter().any(|device| device.index == index);
+    // A program without PyTorch has no device of the allocator.
+    let without = failed_on.filter(|index| !known(*index));
+    let without = without.map(DeviceSnapshot::without_allocator);
+    let devices = snapshot.devices.iter().chain(&without);
     let explained = devices.map(|device| {
         let map = maps.iter().find(|map| map.index == device.index);
-        let mut explained = explained(device, map, &played, dump);
+        let mut explained = explained(device, map, played, dump);
         let failed = moment.found.as_ref();
-        let failed = failed.filter(|failed| failed.event.device == Some(device.index));
+        let failed = failed.filter(|_| failed_on == Some(device.index));
         explained.failed = failed.map(|failed| {
             let others = dump.and_then(|dump| dump.gpu(device.index));
             let others = others.filter(|gpu| gpu.others_unknown.is_none());
@@ -59,26 +100,25 @@ pub(super) fn at_moment<R: BufRead>(
         explained.measures = measures::measures(&explained);
         explained
     });
-    Ok(explained.collect())
+    explained.collect()
+}
+
+fn device_of(event: &MemoryEvent) -> DeviceIndex {
+    event.device.unwrap_or(DeviceIndex::UNKNOWN)
 }
 
 fn explained(
     device: &DeviceSnapshot,
     map: Option<&SegmentMap>,
-    played: &AnalyzedLedger<MomentLedgers>,
+    played: &PlayedMoment,
     dump: Option<&DumpFacts>,
 ) -> DeviceExplanation {
-    let (categories, (growth, _)) = &played.analyses;
+    let ((categories, (growth, _)), _) = &played.analyses;
     let view = categories.device(device.index);
     let rows = view.iter().flat_map(|view| view.categories());
     let parts = rows.map(|row| (part(row.rule.category()), row.live));
     let before = view.map_or(0, |view| view.now().composition.before_attach);
-    let gpu = dump.and_then(|dump| dump.gpu(device.index));
-    let gpu = gpu.map(|gpu| GpuMemory {
-        total: Bytes(gpu.total),
-        used: Bytes(gpu.used),
-        process: gpu.own.map(Bytes),
-    });
+    let gpu = gpu_memory(device.index, &played.ledger, dump);
     let totals = device.totals;
     let known = map.filter(|map| map.read.is_some() && map.unread.is_none() && map.unplaced == 0);
     DeviceExplanation {
@@ -95,6 +135,27 @@ fn explained(
         measures: Vec::new(),
         kv: None,
     }
+}
+
+/// Memory of the GPU as a dump has it, or the last answer of the driver before the moment.
+fn gpu_memory(device: DeviceIndex, ledger: &Ledger, dump: Option<&DumpFacts>) -> Option<GpuMemory> {
+    let unbacked = unbacked(ledger, device);
+    let dumped = dump.and_then(|dump| dump.gpu(device));
+    let dumped = dumped.map(|gpu| GpuMemory {
+        total: Bytes(gpu.total),
+        used: Bytes(gpu.used),
+        process: gpu.own.map(Bytes),
+        unbacked,
+    });
+    dumped.or_else(|| {
+        let read = ledger.driver().devices.get(&device)?;
+        Some(GpuMemory {
+            total: read.total,
+            used: read.used,
+            process: read.process,
+            unbacked,
+        })
+    })
 }
 
 /// Lines with their live bytes, largest first.
@@ -127,11 +188,18 @@ fn request(
         None => Some("the allocator's tables were not read before".to_owned()),
         Some(map) => map.unread.as_deref().map(str::to_owned),
     };
-    let lists = map.filter(|_| unknown.is_none());
+    let call = failed.event.call.map(|call| FailedCall {
+        function: call.function,
+        library: failed.library.clone(),
+    });
+    // A call of CUDA gets no block of the allocator.
+    let unknown = unknown.filter(|_| call.is_none());
+    let lists = map.filter(|_| unknown.is_none() && call.is_none());
     FailedRequest {
         size: failed.event.size,
         line: FileNames::of(frame).site(&failed.site),
         module: failed.module.clone(),
+        call,
         cause: OomCause::Unknown,
         free_lists: lists.map(|map| free_lists(map, failed.event.size)),
         segments_unknown: unknown,
@@ -155,5 +223,9 @@ fn judge(request: &FailedRequest, device: &DeviceExplanation) -> OomCause {
         gpu: device.gpu,
         others: others.map(|others| Bytes(others.iter().filter_map(|other| other.bytes).sum())),
         growing: request.growing,
+        asker: match request.call {
+            Some(_) => Asker::Cuda,
+            None => Asker::Allocator,
+        },
     })
 }

@@ -1,6 +1,7 @@
 //! Parts of a GPU's memory: what each is for, and who has it.
 
 use super::GpuMemory;
+use crate::attribution::waterfall::gpu_shares;
 use crate::event::{Bytes, Totals};
 
 /// Purpose of a part of the memory. The keys stay the same in all versions.
@@ -100,15 +101,16 @@ pub(super) fn completed(
         }),
         None => {}
     };
-    if let Some(gpu) = gpu {
-        let (used, reserved) = (used(totals, gpu), totals.reserved.0);
-        match gpu.process {
-            Some(process) => {
-                let process = process.0.max(reserved).min(used);
-                push(PartId::OtherProcesses, used - process);
-                push(PartId::OutsideAllocator, process - reserved);
+    let backed = |gpu: GpuMemory| totals.reserved.0.saturating_sub(gpu.unbacked.0);
+    let process = |gpu: GpuMemory| gpu.process.map(|process| process.0);
+    let shares = gpu.map(|gpu| gpu_shares(backed(gpu), gpu.total.0, gpu.used.0, process(gpu)));
+    if let Some(shares) = shares {
+        match shares.other_processes {
+            Some(others) => {
+                push(PartId::OtherProcesses, others);
+                push(PartId::OutsideAllocator, shares.outside);
             }
-            None => push(PartId::Others, used - reserved),
+            None => push(PartId::Others, shares.outside),
         }
     }
     let known: u64 = {
@@ -124,14 +126,9 @@ pub(super) fn completed(
         totals.allocated.0.saturating_sub(known),
     );
     push(PartId::Cached, totals.cached().0);
-    if let Some(gpu) = gpu {
-        push(PartId::Free, gpu.total.0.saturating_sub(used(totals, gpu)));
+    if let Some(shares) = shares {
+        push(PartId::Free, shares.free);
     }
     parts.sort_by_key(|part| part.id);
     parts
-}
-
-/// Bytes in use on a GPU. The process goes on between the readings of the driver and the allocator.
-fn used(totals: Totals, gpu: GpuMemory) -> u64 {
-    gpu.used.0.max(totals.reserved.0)
 }

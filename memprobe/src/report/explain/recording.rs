@@ -1,8 +1,9 @@
 //! Explanation of a recording: each device at its moment of most allocated bytes, or all at an out-of-memory error.
 
-use std::io::BufRead;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 
-use super::moment::at_moment;
+use super::moment::{ExplainedMoment, second_replay};
 use super::parts::{MemoryPart, PartId, completed};
 use super::{
     DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, RecordedMoment,
@@ -16,7 +17,7 @@ use crate::attribution::segments::SegmentLedger;
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
 use crate::estimate::AllocatorSettings;
-use crate::estimate::what_if::{WhatIf, WhatIfFacts};
+use crate::estimate::what_if::{WhatIf, WhatIfDevice, WhatIfFacts};
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{DumpFacts, Reader, RecordingDamage, RecordingError};
@@ -32,52 +33,84 @@ pub struct RecordingEvidence<'a> {
     pub growth: &'a GrowthLedger,
 }
 
+/// Analyses that find the failed request, the segments at its moment, and what a replay under other settings needs.
+pub type FailureEvidence = (WhatIfFacts, (SegmentLedger, FailureFinder));
+
+/// Returns the analyses of the moment that the explanation of a recording is about.
+pub fn failure_evidence<R: BufRead>(reader: &Reader<R>) -> FailureEvidence {
+    let header = reader.header();
+    let dump = header.dump.as_ref();
+    let conf = header.target.allocator_conf.as_deref();
+    let conf = conf.and_then(|conf| AllocatorSettings::parse(conf).ok());
+    let facts = WhatIfFacts::with_settings(conf.unwrap_or_default());
+    let finder = FailureFinder::at(dump.map(|dump| dump.time));
+    (facts, (SegmentLedger::default(), finder))
+}
+
 /// Explains a recording; `file` is its name.
 pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
     file: &str,
 ) -> Result<Explanation, RecordingError> {
-    let expandable = [reader.reopened(), reader.reopened()];
+    let again = reader.reopened();
     let peaks = WithCategories {
         categories: AttributionLedger::new(None),
         table: PeakLedger::new(Grouping::User),
     };
     let growth = GrowthLedger::new(Grouping::User, None);
-    let dump = reader.header().dump.clone();
-    let moments = (
-        SegmentLedger::default(),
-        FailureFinder::at(dump.as_ref().map(|dump| dump.time)),
-    );
-    let again = reader.reopened();
-    let analyses = (peaks, (growth, moments));
-    let (replay, analyses) = replay::run(reader, Grouping::User, analyses)?;
-    let (peaks, (growth, (segments, moment))) = analyses;
-    let mut explained = match again.filter(|_| dump.is_some() || moment.found.is_some()) {
-        Some(again) => {
-            let devices = at_moment(again, &moment, dump.as_deref(), &segments)?;
-            let moment = match moment.found {
-                Some(_) => RecordedMoment::OutOfMemory,
-                None => RecordedMoment::Requested,
-            };
-            explanation(&replay, file, moment, devices)
-        }
-        None => RecordingEvidence {
-            replay: &replay,
-            peaks: &peaks.table,
-            categories: &peaks.categories,
-            growth: &growth,
-        }
-        .explain(file),
+    let failure = failure_evidence(&reader);
+    let (replay, analyses) = replay::run(reader, Grouping::User, (peaks, (growth, failure)))?;
+    let (peaks, (growth, failure)) = analyses;
+    let evidence = RecordingEvidence {
+        replay: &replay,
+        peaks: &peaks.table,
+        categories: &peaks.categories,
+        growth: &growth,
     };
-    if let [Some(first), Some(second)] = expandable {
-        add_expandable_segments(&mut explained.devices, first, second)?;
-    }
-    Ok(explained)
+    evidence.explain_moment(failure, again, file)
 }
 
 impl RecordingEvidence<'_> {
+    /// Explains the failed request of a recording, or the moment of a dump, or else its peaks; `file` is its name. `again`
+    /// reads the recording once more. A pipe cannot be read twice: then its peaks are explained.
+    pub fn explain_moment(
+        &self,
+        failure: FailureEvidence,
+        again: Option<Reader<BufReader<File>>>,
+        file: &str,
+    ) -> Result<Explanation, RecordingError> {
+        let Some(again) = again else {
+            return Ok(self.explain(file));
+        };
+        let (facts, (segments, finder)) = failure;
+        let dump = self.replay.header.dump.as_deref();
+        let has_moment = dump.is_some() || finder.found.is_some();
+        let wanted = ExplainedMoment {
+            failure: &finder,
+            dump,
+            known: &segments,
+        };
+        let expandable = AllocatorSettings {
+            expandable: true,
+            ..AllocatorSettings::default()
+        };
+        let what_if = WhatIf::new(facts, expandable);
+        let second = second_replay(again, has_moment.then_some(wanted), what_if)?;
+        let (at_moment, replayed) = second;
+        let moment = match finder.found {
+            Some(_) => RecordedMoment::OutOfMemory,
+            None => RecordedMoment::Requested,
+        };
+        let mut explained = match at_moment {
+            Some(devices) => explanation(self.replay, file, moment, devices),
+            None => self.explain(file),
+        };
+        add_expandable_segments(&mut explained.devices, &replayed);
+        Ok(explained)
+    }
+
     /// Explains the peaks of the recording; `file` is its name.
-    pub fn explain(&self, file: &str) -> Explanation {
+    fn explain(&self, file: &str) -> Explanation {
         let Self { replay, growth, .. } = self;
         let intervals = growth.intervals_per_iteration();
         let devices = replay.snapshot.devices.iter().filter_map(|device| {
@@ -101,6 +134,8 @@ fn explanation(
 ) -> Explanation {
     devices
         .sort_by_key(|device| std::cmp::Reverse((device.failed.is_some(), device.totals.reserved)));
+    let mut notes = notes(replay);
+    notes.extend(devices.iter().filter_map(DeviceExplanation::unbacked_note));
     Explanation {
         target: replay.snapshot.target.clone(),
         source: ExplanationSource::Recording {
@@ -108,31 +143,19 @@ fn explanation(
             moment,
         },
         devices,
-        notes: notes(replay),
+        notes,
     }
 }
 
-/// Replays a recording under `expandable_segments:True`, and adds what that saves.
-fn add_expandable_segments<R: BufRead>(
-    devices: &mut [DeviceExplanation],
-    first: Reader<R>,
-    second: Reader<R>,
-) -> Result<(), RecordingError> {
-    let (_, facts) = replay::run(first, Grouping::User, WhatIfFacts::default())?;
-    let wanted = AllocatorSettings {
-        expandable: true,
-        ..AllocatorSettings::default()
-    };
-    let (replay, replayed) = replay::run(second, Grouping::User, WhatIf::new(facts, wanted))?;
-    let lost = replay.snapshot.health.losses.events;
-    for found in replayed.results(lost) {
+/// Adds what `expandable_segments:True` saves.
+fn add_expandable_segments(devices: &mut [DeviceExplanation], replayed: &[WhatIfDevice]) {
+    for found in replayed {
         let mut devices = devices.iter_mut();
         let device = devices.find(|device| device.index == found.device);
         if let Some(device) = device.filter(|_| !found.recorded_settings.expandable) {
-            measures::add_expandable_segments(device, &found);
+            measures::add_expandable_segments(device, found);
         }
     }
-    Ok(())
 }
 
 fn at_peak(
@@ -161,7 +184,7 @@ fn at_peak(
 }
 
 /// Parts of what the allocator had reserved at a moment. They add up to it.
-pub fn parts_of_moment(
+fn parts_of_moment(
     by_category: impl IntoIterator<Item = (Category, u64)>,
     before_attach: u64,
     totals: Totals,

@@ -50,6 +50,7 @@ pub fn explain_process(evidence: ProcessEvidence<'_>) -> Explanation {
         }));
     }
     devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
+    notes.extend(devices.iter().filter_map(DeviceExplanation::unbacked_note));
     notes.extend(
         table
             .unread

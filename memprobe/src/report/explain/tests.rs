@@ -30,6 +30,7 @@ fn gpu(process: Option<u64>) -> GpuMemory {
         total: Bytes(16 * GIB),
         used: Bytes(3 * GIB),
         process: process.map(Bytes),
+        unbacked: Bytes(0),
     }
 }
 
@@ -398,6 +399,7 @@ fn facts(time: TimeNs) -> DumpFacts {
             pid: 7,
             command: "python serve.py".to_owned(),
             bytes: Some(9 * GIB),
+            cached: Some(2 * GIB),
         }],
         others_unknown: None,
     };

@@ -16,18 +16,20 @@ use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::view::table::{Cell, Column, Page, Table};
 use crate::view::{clean, counted};
-use table::RankRow;
+pub use table::RankRow;
 
 /// Tables of the imbalance, in order.
 const TABLES: [CompareBy; 3] = [CompareBy::Line, CompareBy::Module, CompareBy::Category];
 
 /// A device of a rank.
-struct RankDevice {
+pub struct RankDevice {
     /// Such as `rank 3`, or the name of the file.
     name: String,
     recording: String,
     device: DeviceIndex,
     gpu: Option<String>,
+    /// Memory of the GPU; `None` if the recording lacks it.
+    capacity: Option<Bytes>,
     /// Highest totals of the whole recording.
     peak: Totals,
     /// Totals at the compared moment.
@@ -35,14 +37,19 @@ struct RankDevice {
     ooms: u64,
     /// Milliseconds since 1970 of the first out-of-memory error, if the recording has the time of day.
     failed_ms: Option<u64>,
+    /// Iteration of the first out-of-memory error, if it was in one.
+    failed_in: Option<u64>,
+    /// Allocated bytes at the peak of each iteration, by number.
+    pub iterations: BTreeMap<u64, u64>,
     sums: Vec<MemoryByKey>,
 }
 
-struct RankReport<'a> {
-    ranks: Vec<RankDevice>,
+/// Ranks at the same iteration.
+pub struct RankComparison<'a> {
+    pub ranks: Vec<RankDevice>,
     /// `None` if the ranks are compared each at its own peak.
     iteration: Option<u64>,
-    warnings: Vec<String>,
+    pub warnings: Vec<String>,
     options: &'a ReportOptions,
 }
 
@@ -55,37 +62,49 @@ pub fn write_ranks<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Option<Vec<Outcome>>, ReportError> {
-    let reading = DiffOptions {
-        by: CompareBy::Line,
-        moments: [ChosenMoment::Peak; 2],
-        format: options.format,
-        top: options.top,
-        grouping: options.grouping,
-        alike: options.alike,
-        width: options.width,
-        colour: options.colour,
-        iteration: options.iteration.clone(),
-    };
-    let searched = recordings
-        .into_iter()
-        .map(|recording| SearchedRecording::read(recording, &reading));
-    let searched = searched.collect::<Result<Vec<_>, _>>()?;
-    let iteration = iteration.or_else(|| fullest(&searched));
-    let moment = iteration.map_or(ChosenMoment::Peak, ChosenMoment::Iteration);
-    let mut report = RankReport {
-        ranks: Vec::new(),
-        iteration,
-        warnings: Vec::new(),
-        options,
-    };
-    let mut outcomes = Vec::new();
-    for recording in searched {
-        let side = recording.at(&[moment], &reading)?;
-        outcomes.push(side.replay.outcome());
-        report.add(&side);
-    }
+    let (report, outcomes) = RankComparison::read(recordings, iteration, options)?;
     let written = document::write_as(&report, options, out).and_then(|()| out.flush());
     super::unless_closed(written.map(|()| outcomes).map_err(ReportError::from))
+}
+
+impl<'a> RankComparison<'a> {
+    /// Replays recordings twice: for their iterations, and for the live blocks at the compared peaks.
+    pub fn read<R: BufRead>(
+        recordings: Vec<NamedRecording<'_, R>>,
+        iteration: Option<u64>,
+        options: &'a ReportOptions,
+    ) -> Result<(Self, Vec<Outcome>), ReportError> {
+        let reading = DiffOptions {
+            by: CompareBy::Line,
+            moments: [ChosenMoment::Peak; 2],
+            format: options.format,
+            top: options.top,
+            grouping: options.grouping,
+            alike: options.alike,
+            width: options.width,
+            colour: options.colour,
+            iteration: options.iteration.clone(),
+        };
+        let searched = recordings
+            .into_iter()
+            .map(|recording| SearchedRecording::read(recording, &reading));
+        let searched = searched.collect::<Result<Vec<_>, _>>()?;
+        let iteration = iteration.or_else(|| fullest(&searched));
+        let moment = iteration.map_or(ChosenMoment::Peak, ChosenMoment::Iteration);
+        let mut comparison = RankComparison {
+            ranks: Vec::new(),
+            iteration,
+            warnings: Vec::new(),
+            options,
+        };
+        let mut outcomes = Vec::new();
+        for recording in searched {
+            let side = recording.at(&[moment], &reading)?;
+            outcomes.push(side.replay.outcome());
+            comparison.add(&side);
+        }
+        Ok((comparison, outcomes))
+    }
 }
 
 /// Number of the iteration to compare in; `None` if the ranks have none in common.
@@ -116,7 +135,7 @@ fn rank_name(file: &str) -> String {
     }
 }
 
-impl RankReport<'_> {
+impl RankComparison<'_> {
     fn add(&mut self, side: &ComparedSide<'_>) {
         let snapshot = &side.replay.snapshot;
         let warnings = warnings(&side.replay).into_iter();
@@ -142,17 +161,20 @@ impl RankReport<'_> {
                 recording: side.name.to_owned(),
                 device: *index,
                 gpu: snapshot.target.gpu(*index).map(crate::view::gpu_number),
+                capacity: snapshot.target.gpu(*index).and_then(|gpu| gpu.memory),
                 peak: device.map_or(Totals::default(), |device| device.peak),
                 then: found.moment.totals,
                 ooms: device.map_or(0, |device| device.ooms),
                 failed_ms: side.first_failure_ms(),
+                failed_in: side.first_failure_iteration(),
+                iterations: side.iteration_peaks(*index),
                 sums: sums.into(),
             });
         }
     }
 
-    /// The first rank to fail, or the one that reserved most.
-    fn verdict(&self) -> String {
+    /// The first rank to fail, or the one that is nearest to it.
+    pub fn verdict(&self) -> String {
         let failed = self.ranks.iter().filter(|rank| rank.ooms > 0);
         let failed: Vec<&RankDevice> = failed.collect();
         let timed = failed.iter().filter(|rank| rank.failed_ms.is_some());
@@ -171,7 +193,27 @@ impl RankReport<'_> {
                     names.join(", ")
                 )
             }
-            _ => match self.ranks.iter().max_by_key(|rank| rank.peak.reserved) {
+            _ => self.nearest_to_failure(),
+        }
+    }
+
+    /// The rank with the least memory left, or with the most reserved bytes if a capacity is unknown.
+    fn nearest_to_failure(&self) -> String {
+        let left = |rank: &RankDevice| {
+            let capacity = rank.capacity?.0;
+            Some((capacity.saturating_sub(rank.peak.reserved.0), capacity))
+        };
+        let rooms: Option<Vec<_>> = self.ranks.iter().map(left).collect();
+        let rooms = rooms.unwrap_or_default();
+        let least = rooms.iter().zip(&self.ranks).min_by_key(|(room, _)| **room);
+        match least {
+            Some(((room, capacity), rank)) => format!(
+                "No rank ran out of memory. {} left least to its GPU: {} of {}.",
+                label(rank),
+                human(Bytes(*room)),
+                human(Bytes(*capacity))
+            ),
+            None => match self.ranks.iter().max_by_key(|rank| rank.peak.reserved) {
                 Some(most) => format!(
                     "No rank ran out of memory. {} reserved most: {}.",
                     label(most),
@@ -182,14 +224,14 @@ impl RankReport<'_> {
         }
     }
 
-    fn moment(&self) -> String {
+    pub fn moment(&self) -> String {
         match self.iteration {
             Some(number) => format!("At the peak of each rank in iteration {number}:"),
             None => "The ranks have no iteration in common. At the peak of each rank:".to_owned(),
         }
     }
 
-    fn spread(&self) -> Option<String> {
+    pub fn spread(&self) -> Option<String> {
         let bytes = self
             .ranks
             .iter()
@@ -213,6 +255,18 @@ impl RankReport<'_> {
         ))
     }
 
+    /// The table of ranks.
+    pub fn ranks_table(&self) -> Table<&RankDevice> {
+        table::ranks(&self.ranks)
+    }
+
+    /// Tables of what differs between ranks: by line, by module, by category.
+    pub fn differences(&self) -> impl Iterator<Item = Table<RankRow>> {
+        let top = self.options.top;
+        let tables = TABLES.into_iter().enumerate();
+        tables.map(move |(at, by)| table::text(by, self.rows(at), top))
+    }
+
     fn rows(&self, at: usize) -> Vec<RankRow> {
         let sums: Vec<MemoryByKey> = self
             .ranks
@@ -223,11 +277,12 @@ impl RankReport<'_> {
     }
 }
 
-fn label(rank: &RankDevice) -> String {
+/// Such as `rank 3 (cuda:0)`.
+pub fn label(rank: &RankDevice) -> String {
     format!("{} ({})", clean(&rank.name), rank.device)
 }
 
-impl TableReport for RankReport<'_> {
+impl TableReport for RankComparison<'_> {
     type Row = RankRow;
 
     fn text(&self, page: &mut Page) {
@@ -236,18 +291,18 @@ impl TableReport for RankReport<'_> {
             .iter()
             .for_each(|warning| page.warning(&format!("warning: {warning}")));
         page.blank();
-        page.table(&table::ranks(&self.ranks));
+        page.table(&self.ranks_table());
         if self.ranks.len() < 2 {
             return;
         }
         page.blank();
         page.line(&self.moment());
         self.spread().iter().for_each(|spread| page.line(spread));
-        for (at, by) in TABLES.into_iter().enumerate() {
+        for table in self.differences() {
             page.blank();
-            page.table(&table::text(by, self.rows(at), self.options.top));
+            page.table(&table);
         }
-        page.note("Categories are inferred from when memory was allocated and freed.");
+        page.legend(&["Categories are inferred from when memory was allocated and freed."]);
     }
 
     fn document(&self) -> Cell<'_> {
@@ -264,7 +319,7 @@ impl TableReport for RankReport<'_> {
                 "warnings",
                 Cell::list(self.warnings.iter().map(|text| Cell::from(&**text))),
             ),
-            ("ranks", table::ranks(&self.ranks).into()),
+            ("ranks", self.ranks_table().into()),
             ("tables", Cell::list(tables)),
         ])
     }

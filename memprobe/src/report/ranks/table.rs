@@ -13,12 +13,12 @@ use crate::view::table::{Cell, Column, Output, Table, columns};
 use crate::view::{BEFORE_ATTACH, clean, counted};
 
 /// Memory of one key, or the allocator's total, in all ranks.
-pub(super) struct RankRow {
+pub struct RankRow {
     by: &'static str,
     kind: &'static str,
     key: Option<ComparedKey>,
     name: String,
-    ranks: RankBytes,
+    pub ranks: RankBytes,
     least: String,
     most: String,
 }
@@ -144,12 +144,14 @@ pub(super) fn ranks(ranks: &[RankDevice]) -> Table<&RankDevice> {
         text("rank", "RANK") => &*row.name,
         number("device", "DEVICE") => row.device,
         number("gpu", "GPU") => row.gpu.as_deref(),
+        number("capacity", "CAPACITY") => row.capacity,
         number("peak_allocated", "PEAK") => row.peak.allocated,
         number("peak_reserved", "RESERVED") => row.peak.reserved,
         data("allocated") => row.then.allocated,
         data("reserved") => row.then.reserved,
         number("ooms", "OUT OF MEMORY") => Cell::Count(row.ooms),
         data("first_oom_ms") => row.failed_ms,
+        number("first_oom_iteration", "IN ITERATION").priority(1) => row.failed_in,
         text("recording", "RECORDING") => &*row.recording,
     ]
     .into();

@@ -3,8 +3,8 @@
 use crate::event::{Bytes, Frame};
 use crate::tensors::{DeviceTable, Group, Row};
 use crate::view::cells::known_line;
-use crate::view::table::{Cell, Column, Cut, columns};
-use crate::view::{shape, tensors_label};
+use crate::view::table::{Cell, Column, columns};
+use crate::view::{TensorCells, shape, tensor_columns, tensor_size_columns, tensors_label};
 
 /// A group of tensors, or bytes that no tensor explains. In CSV, `allocated` of all rows of a
 /// device adds up to the allocator's total, or to its change.
@@ -75,7 +75,7 @@ impl<'a> GroupRow<'a> {
     }
 
     fn site(&self) -> Option<&'a Frame> {
-        self.common(|row| row.site.as_ref())
+        self.common(|row| row.site.as_deref())
     }
 
     fn device(&self) -> Option<String> {
@@ -91,6 +91,36 @@ impl<'a> GroupRow<'a> {
     }
 }
 
+impl TensorCells for GroupRow<'_> {
+    fn allocated(&self) -> Cell<'_> {
+        self.text.bytes.clone()
+    }
+
+    fn size(&self) -> Cell<'_> {
+        self.text.size.clone()
+    }
+
+    fn kind(&self) -> Cell<'_> {
+        (&self.text.what[0]).into()
+    }
+
+    fn shape(&self) -> Cell<'_> {
+        (&self.text.what[1]).into()
+    }
+
+    fn dtype(&self) -> Cell<'_> {
+        (&self.text.what[2]).into()
+    }
+
+    fn grad(&self) -> Cell<'_> {
+        (&self.text.what[3]).into()
+    }
+
+    fn name(&self) -> Cell<'_> {
+        (&self.text.name).into()
+    }
+}
+
 /// Bytes as a signed number, for columns that may be negative.
 pub(super) fn signed(bytes: Bytes) -> i64 {
     i64::try_from(bytes.0).unwrap_or(i64::MAX)
@@ -98,13 +128,7 @@ pub(super) fn signed(bytes: Bytes) -> i64 {
 
 /// Columns of a table of tensors; `name` heads the last one.
 pub(super) fn columns<'a>(name: &'static str) -> Vec<Column<GroupRow<'a>>> {
-    with_common(
-        name,
-        columns![|row: GroupRow<'a>|
-            figure("ALLOCATED") => row.text.bytes.clone(),
-            figure("SIZE") => row.text.size.clone(),
-        ],
-    )
+    with_common(name, tensor_size_columns())
 }
 
 pub(super) fn change_columns<'a>() -> Vec<Column<GroupRow<'a>>> {
@@ -122,12 +146,8 @@ fn with_common<'a>(
     first: [Column<GroupRow<'a>>; 2],
 ) -> Vec<Column<GroupRow<'a>>> {
     let mut all = Vec::from(first);
+    all.extend(tensor_columns(name));
     all.extend(columns![|row: GroupRow<'a>|
-        label("KIND") => &row.text.what[0],
-        label("SHAPE").width(40, 40) => &row.text.what[1],
-        label("DTYPE") => &row.text.what[2],
-        label("GRAD") => &row.text.what[3],
-        label(name).width(24, usize::MAX).cut(Cut::Middle) => &row.text.name,
         trail() => Cell::list(row.text.site.iter().map(|site| format!("at {site}"))),
         data("device") => row.device(),
         data("kind") => match row.remainder {

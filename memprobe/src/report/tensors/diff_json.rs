@@ -88,7 +88,7 @@ fn item<'a>(rows: &'a [Row], group: &Group) -> Cell<'a> {
         ("grad_fn", row.grad_fn.as_deref().into()),
         ("saved_by", row.saved_by.as_deref().into()),
         ("module", row.module.as_deref().into()),
-        ("site", row.site.as_ref().map_or(Cell::Unknown, frame)),
+        ("site", row.site.as_deref().map_or(Cell::Unknown, frame)),
     ])
 }
 

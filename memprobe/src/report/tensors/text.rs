@@ -156,7 +156,7 @@ impl GroupRow<'_> {
 }
 
 pub(super) fn file_names(rows: &[Row]) -> FileNames {
-    let sites = rows.iter().filter_map(|row| row.site.as_ref());
+    let sites = rows.iter().filter_map(|row| row.site.as_deref());
     FileNames::of(
         sites
             .map(|site| &site.file)

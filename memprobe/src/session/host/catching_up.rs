@@ -9,10 +9,13 @@ impl HostSession {
     /// Ends a pause for good, and brings the blocks of all processes up to date, as of `time`. To be drained while
     /// [`Self::is_catching_up`].
     pub(crate) fn catch_up(&mut self, time: TimeNs) {
-        if self.end_pause_as_of(Some(time)) {
-            // Nothing is given up any more.
-            self.max_overhead = None;
-        }
+        // Corrections of a pause that has just ended would come after `time`.
+        let processes = self.processes.values_mut();
+        let catching_up = processes.filter(|process| process.is_catching_up());
+        catching_up.for_each(|process| process.correct_as_of(time));
+        self.end_pause_as_of(Some(time));
+        // Nothing is given up any more.
+        self.max_overhead = None;
     }
 
     /// Ends a pause before it is paid for, and brings the blocks of all processes up to date.
@@ -20,11 +23,10 @@ impl HostSession {
         self.end_pause_as_of(None);
     }
 
-    /// Returns true if there was a pause.
-    fn end_pause_as_of(&mut self, time: Option<TimeNs>) -> bool {
+    fn end_pause_as_of(&mut self, time: Option<TimeNs>) {
         let paused = |budget: &&mut OverheadBudget| budget.level == CaptureLevel::Paused;
         let Some(budget) = self.budget.as_mut().filter(paused) else {
-            return false;
+            return;
         };
         let level = budget.end_pause();
         self.files.wait_until_detached();
@@ -34,7 +36,13 @@ impl HostSession {
             }
         }
         self.apply_level(level);
-        true
+    }
+
+    /// True while the emitted events leave out what happens to blocks: during a pause, and until the blocks after it are
+    /// read.
+    pub(crate) fn lacks_blocks(&self) -> bool {
+        let budget = self.budget.as_ref();
+        budget.is_some_and(|budget| budget.level == CaptureLevel::Paused) || self.is_catching_up()
     }
 
     /// True while the blocks of a process are read after a pause.

@@ -9,8 +9,8 @@ use memprobe_common::CudaRecord;
 use super::segments::{Live, MemoryKey, Owner, Segments, Until, event_of};
 use crate::cuda::calls::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
-    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, Tgid, Tid,
-    TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, StackId,
+    Tgid, Tid, TimeNs,
 };
 
 use contexts::{Bound, CudaContexts};
@@ -25,6 +25,8 @@ const ON_DEVICE: u32 = 1;
 pub struct CudaResolver {
     contexts: CudaContexts,
     physical: Physical,
+    /// True for a process watched from before its first call: the first use of a context is its begin.
+    is_from_the_start: bool,
 }
 
 pub struct Call<'a> {
@@ -93,6 +95,7 @@ impl CudaResolver {
     pub fn from_the_start() -> Self {
         Self {
             contexts: CudaContexts::from_the_start(),
+            is_from_the_start: true,
             ..Self::default()
         }
     }
@@ -107,6 +110,10 @@ impl CudaResolver {
             self.contexts.doubt(tid);
         }
         self.follow_context(call);
+        if record.error != 0 {
+            return self.fail(call, segments);
+        }
+        self.announce_context(call, segments);
         match call.function.effect {
             Effect::Allocates {
                 space,
@@ -137,9 +144,29 @@ impl CudaResolver {
             | Effect::ImportsPhysical
             | Effect::ReleasesPhysical
             | Effect::Maps
-            | Effect::Unmaps => self.apply_physical(call, segments),
+            | Effect::Unmaps
+            | Effect::FreesAddresses => self.apply_physical(call, segments),
             _ => self.apply_context(call, segments),
         }
+    }
+
+    /// Records a request for which CUDA had no memory. The caching allocator handles its own: it frees cached segments,
+    /// asks again, and reports the error if that fails too.
+    fn fail(&self, call: &Call<'_>, segments: &mut Segments) {
+        let Some(wanted) = size::wanted(call.function.effect, call.record) else {
+            return;
+        };
+        // The allocator over CUDA's own pools never asks twice, and reports nothing
+        // (c10/cuda/CUDAMallocAsyncAllocator.cpp@v2.15.0).
+        if call.owner == Owner::Allocator && !wanted.is_from_a_pool {
+            return;
+        }
+        let device = match call.function.effect {
+            Effect::CreatesPhysical => located(call.record),
+            _ => self.contexts.of(call.tid(), call.caller()).device,
+        };
+        let event = call.event(Action::CudaOutOfMemory, 0, wanted.size, wanted.space);
+        segments.push(Event::Memory(MemoryEvent { device, ..event }));
     }
 
     fn give(
@@ -180,32 +207,105 @@ impl CudaResolver {
             }
             Effect::RetainsPhysical => self.physical.retain(record.out[0], second),
             Effect::ImportsPhysical => self.physical.import(record.out[0]),
-            Effect::ReleasesPhysical => {
-                let released = self.physical.release(first, call.entered());
-                if let Some((handle, Owner::Other)) = released {
-                    let (place, freed) = (MemoryKey::Handle(handle), call.freed(handle));
-                    segments.record_free(place, Owner::Other, call.entered(), freed);
-                }
-            }
+            Effect::ReleasesPhysical => self.release(call, segments),
             Effect::Maps => {
-                let mapped = self.physical.map(first, Bytes(second), fourth);
-                if let Some((Owner::Allocator, device)) = mapped {
-                    let place = MemoryKey::Address(first);
-                    give_virtual(call, Action::SegmentAlloc, place, device, segments);
+                let size = Bytes(second);
+                match self.physical.map(first, size, fourth) {
+                    Some(mapped) if mapped.owner == Owner::Allocator => {
+                        let place = MemoryKey::Address(first);
+                        give_virtual(call, Action::SegmentAlloc, place, mapped.device, segments);
+                    }
+                    Some(mapped) => {
+                        let event =
+                            call.event(Action::SegmentWake, first, size, CudaMemoryKind::Virtual);
+                        segments.record_map(mapped.handle, event);
+                    }
+                    None => {}
                 }
             }
-            _ => {
-                for unmapped in self.physical.unmap(first, Bytes(second)) {
-                    let place = match (unmapped.owner, unmapped.gone) {
-                        (Owner::Allocator, _) => MemoryKey::Address(unmapped.addr),
-                        (Owner::Other, Some(handle)) => MemoryKey::Handle(handle),
-                        (Owner::Other, None) => continue,
-                    };
-                    let freed = call.freed(place.number());
-                    segments.record_free(place, Owner::Other, call.entered(), freed);
-                }
+            Effect::FreesAddresses => {
+                let event = call.event(
+                    Action::SegmentFree,
+                    first,
+                    Bytes(second),
+                    CudaMemoryKind::Virtual,
+                );
+                segments.record_address_free(event);
             }
+            _ => self.unmap(call, segments),
         }
+    }
+
+    fn release(&mut self, call: &Call<'_>, segments: &mut Segments) {
+        let [handle, ..] = call.record.args;
+        let is_known = self.physical.is_known(handle);
+        match self.physical.release(handle, call.entered()) {
+            Some((handle, Owner::Other)) => {
+                let (place, freed) = (MemoryKey::Handle(handle), call.freed(handle));
+                segments.record_free(place, Owner::Other, call.entered(), freed);
+            }
+            None if !is_known && call.owner == Owner::Other => {
+                segments.record_unknown_release(call.freed(handle));
+            }
+            _ => {}
+        }
+    }
+
+    fn unmap(&mut self, call: &Call<'_>, segments: &mut Segments) {
+        let [addr, size, ..] = call.record.args;
+        let unmapped = self.physical.unmap(addr, Bytes(size));
+        if unmapped.is_empty() && call.owner == Owner::Other {
+            segments.record_unknown_unmap(call.tid(), addr, size);
+        }
+        for unmapped in unmapped {
+            let place = match (unmapped.owner, unmapped.gone) {
+                (Owner::Allocator, _) => MemoryKey::Address(unmapped.addr),
+                (Owner::Other, Some(handle)) => MemoryKey::Handle(handle),
+                (Owner::Other, None) => {
+                    segments.record_unmap(unmapped.addr);
+                    continue;
+                }
+            };
+            let freed = call.freed(place.number());
+            segments.record_free(place, Owner::Other, call.entered(), freed);
+        }
+    }
+
+    /// Records a new context, with the line that made it. CUDA's runtime may make one in a private way: then the line of
+    /// its first call with a stack counts.
+    fn announce_context(&mut self, call: &Call<'_>, segments: &mut Segments) {
+        let record = call.record;
+        let context = match (call.function.effect, call.bound()) {
+            (Effect::CreatesContext { .. }, _) => record.out[0],
+            (Effect::RetainsPrimary, _) if self.is_from_the_start => record.out[0],
+            (effect, Bound::Context(context)) if self.is_from_the_start && effect.wants_stack() => {
+                context
+            }
+            _ => return,
+        };
+        let key = MemoryKey::Array(context);
+        if context == 0 || segments.is_live(key) {
+            return;
+        }
+        let device = match call.function.effect {
+            Effect::CreatesContext { device } => {
+                let device = record.args.get(usize::from(device));
+                device.and_then(|device| contexts::device(*device))
+            }
+            Effect::RetainsPrimary => contexts::device(record.args[1]),
+            _ => self.contexts.of(call.tid(), call.caller()).device,
+        };
+        let event = MemoryEvent {
+            device,
+            ..call.event(
+                Action::CudaAlloc,
+                context,
+                Bytes(0),
+                CudaMemoryKind::Context,
+            )
+        };
+        let until = Until::ContextEnds(Some(context));
+        segments.record_alloc(key, until, event);
     }
 
     /// The context that a function of CUDA made current on the way.

@@ -30,6 +30,15 @@ pub struct Physical {
     aliases: HashMap<u64, u64>,
 }
 
+/// Memory that `cuMemMap` mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapped {
+    /// Handle of its creation.
+    pub handle: u64,
+    pub owner: Owner,
+    pub device: Option<DeviceIndex>,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unmapped {
     pub addr: u64,
@@ -98,18 +107,18 @@ impl Physical {
         })
     }
 
+    /// True for a handle whose memory was seen being made.
+    pub fn is_known(&self, handle: u64) -> bool {
+        self.memory.contains_key(&self.original(handle))
+    }
+
     fn original(&self, handle: u64) -> u64 {
         self.aliases.get(&handle).copied().unwrap_or(handle)
     }
 
-    /// `cuMemMap`: whose memory is mapped, and its device; `None` for memory that was not seen being
-    /// made, or of another process, and for a multicast object.
-    pub fn map(
-        &mut self,
-        addr: u64,
-        size: Bytes,
-        handle: u64,
-    ) -> Option<(Owner, Option<DeviceIndex>)> {
+    /// `cuMemMap`: the memory that is mapped; `None` for memory that was not seen being made, or of another process,
+    /// and for a multicast object.
+    pub fn map(&mut self, addr: u64, size: Bytes, handle: u64) -> Option<Mapped> {
         let handle = self.original(handle);
         let memory = self.memory.get_mut(&handle)?;
         if self.mappings.len() >= MOST || memory.handles == 0 {
@@ -117,7 +126,11 @@ impl Physical {
         }
         memory.mappings += 1;
         self.mappings.insert(addr, (size.0, handle));
-        Some((memory.owner, memory.device))
+        Some(Mapped {
+            handle,
+            owner: memory.owner,
+            device: memory.device,
+        })
     }
 
     /// `cuMemUnmap`: what was mapped there.
@@ -154,7 +167,12 @@ mod tests {
     fn memory_that_is_mapped_outlives_its_handle() {
         let mut physical = made();
         let mapped = physical.map(0x20_0000, PAGE, 7);
-        assert_eq!(mapped, Some((Owner::Other, Some(DeviceIndex(1)))));
+        let expected = Mapped {
+            handle: 7,
+            owner: Owner::Other,
+            device: Some(DeviceIndex(1)),
+        };
+        assert_eq!(mapped, Some(expected));
         assert_eq!(physical.release(7, TimeNs(2)), None);
         let unmapped = physical.unmap(0x20_0000, PAGE);
         assert_eq!(

@@ -2,8 +2,8 @@
 
 use memprobe_common::CudaRecord;
 
-use crate::cuda::calls::Size;
-use crate::event::Bytes;
+use crate::cuda::calls::{Effect, Lifetime, Size};
+use crate::event::{Bytes, CudaMemoryKind};
 
 /// Flags of an array (`cuda.h`; `driver_types.h` has the same numbers).
 mod flag {
@@ -40,6 +40,45 @@ pub fn of(size: Size, call: &CudaRecord) -> Bytes {
         Size::DriverMipmapped => driver_array(call).mipmapped_bytes(third as u32),
     };
     Bytes(bytes)
+}
+
+/// Memory that a call asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestedMemory {
+    pub size: Bytes,
+    pub space: CudaMemoryKind,
+    /// CUDA's own pools were to give it.
+    pub is_from_a_pool: bool,
+}
+
+/// Returns the memory that a failed call asked for, by its arguments alone; `None` if the function gives out none. The
+/// pitch of rows is not known then.
+pub fn wanted(effect: Effect, call: &CudaRecord) -> Option<RequestedMemory> {
+    let [_, second, third, fourth, ..] = call.args;
+    let (size, space, lifetime) = match effect {
+        Effect::Allocates {
+            space,
+            size,
+            lifetime,
+        } => {
+            let bytes = match size {
+                Size::Pitched => Bytes(third.saturating_mul(fourth)),
+                Size::PitchedExtent => Bytes(volume(call.on_stack, 1)),
+                _ => of(size, call),
+            };
+            (bytes, space, lifetime)
+        }
+        Effect::Registers => (Bytes(second), CudaMemoryKind::Registered, Lifetime::Context),
+        Effect::CreatesPhysical | Effect::Maps => {
+            (Bytes(second), CudaMemoryKind::Virtual, Lifetime::Context)
+        }
+        _ => return None,
+    };
+    Some(RequestedMemory {
+        size,
+        space,
+        is_from_a_pool: lifetime == Lifetime::Process,
+    })
 }
 
 struct Array {

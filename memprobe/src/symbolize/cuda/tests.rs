@@ -518,3 +518,34 @@ fn any_function_may_be_called_with_any_numbers() {
     }
     process.seen();
 }
+
+#[test]
+fn a_failed_request_is_an_event_unless_the_caching_allocator_handles_it() {
+    let failed = |size: u64| CudaRecord {
+        error: CudaRecord::OUT_OF_MEMORY,
+        args: [1, size, 3, 5, 0, 0],
+        ..CudaRecord::default()
+    };
+    let mut process = Process::from_the_start();
+    process.call("cudaMalloc", failed(64));
+    process.call("cudaMallocPitch", failed(64));
+    process.call("cudaHostRegister", failed(64));
+    let device = process.seen();
+    assert_eq!(
+        device,
+        [
+            (Action::CudaOutOfMemory, 0, 64, Some(0)),
+            (Action::CudaOutOfMemory, 0, 15, Some(0)),
+            (Action::CudaOutOfMemory, 0, 64, Some(0)),
+        ]
+    );
+    process.call_by(Owner::Allocator, "cudaMalloc", failed(64));
+    process.call_by(Owner::Allocator, "cuMemCreate", failed(64));
+    assert_eq!(process.seen(), []);
+    // Its allocator over CUDA's own pools asks once, and reports nothing.
+    process.call_by(Owner::Allocator, "cudaMallocAsync", failed(64));
+    assert_eq!(process.seen().len(), 1);
+    // A failed free is none.
+    process.call("cudaFree", failed(64));
+    assert_eq!(process.seen(), []);
+}

@@ -15,6 +15,9 @@ use crate::python::heap::contents::Step;
 /// Most blocks of a pool: 64 TiB of cache in blocks of 16 MiB.
 const MAX_BLOCKS: u64 = 1 << 22;
 
+/// Most blocks in the lists of all requests, shared ones counted each time.
+const MAX_LISTED: usize = 1 << 24;
+
 /// Facts of a block itself (vllm/v1/core/kv_cache_utils.py@v0.9.0 to @v0.33.0, `KVCacheBlock`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CacheBlock {
@@ -50,6 +53,7 @@ pub(super) fn read(
     let listed = listed.ok_or_else(|| unknown("the list of blocks"))?;
     let blocks = read_blocks(heap, &listed).ok_or_else(|| unknown("the blocks"))?;
     let null = field(heap, pool, "null_block");
+    let null = listed.iter().position(|block| Some(*block) == null);
     let requests = Requests::read(heap, objects, pool, &listed)?;
     let config = objects.of(ServingRole::CacheConfig);
     let mut config = config.filter(|config| count(heap, *config, "num_blocks") == Some(total));
@@ -59,7 +63,7 @@ pub(super) fn read(
         unit: KvUnit::Block,
         total,
         tokens_per_unit: requests.tokens_per_block,
-        requests: requests.of_requests,
+        requests: Vec::new(),
         shared: 0,
         cached: 0,
         free: 0,
@@ -67,20 +71,7 @@ pub(super) fn read(
         unclaimed: 0,
         configured: config.find_map(|config| configured(heap, config)),
     };
-    for ((address, block), used) in listed.iter().zip(&blocks).zip(&requests.uses) {
-        let place = match used {
-            _ if Some(*address) == null => &mut counted.reserved,
-            BlockUse::Several => &mut counted.shared,
-            BlockUse::One(request) => &mut counted.requests[*request as usize].own,
-            BlockUse::None if block.references > 0 => &mut counted.unclaimed,
-            BlockUse::None if block.has_hash => &mut counted.cached,
-            BlockUse::None => &mut counted.free,
-        };
-        *place += 1;
-    }
-    for (request, blocks) in counted.requests.iter_mut().zip(requests.lengths) {
-        request.shared = blocks.saturating_sub(request.own);
-    }
+    requests.count(&blocks, null, &mut counted);
     Ok(Some(counted))
 }
 
@@ -120,6 +111,8 @@ struct Requests {
     /// Use of each block, in the order of the pool.
     uses: Vec<BlockUse>,
     tokens_per_block: Option<u64>,
+    /// Blocks in all lists so far.
+    listed: usize,
 }
 
 impl Requests {
@@ -145,6 +138,7 @@ impl Requests {
             lengths: Vec::new(),
             uses: vec![BlockUse::None; listed.len()],
             tokens_per_block: None,
+            listed: 0,
         };
         let mut known = HashMap::new();
         let mut sizes = HashSet::new();
@@ -156,6 +150,25 @@ impl Requests {
             requests.tokens_per_block = Some(size);
         }
         Ok(requests)
+    }
+
+    /// Counts each block of a pool by its use; `null` is the place of the null block.
+    fn count(self, blocks: &[CacheBlock], null: Option<usize>, counted: &mut KvPool) {
+        counted.requests = self.of_requests;
+        for (at, (block, used)) in blocks.iter().zip(&self.uses).enumerate() {
+            let place = match used {
+                _ if Some(at) == null => &mut counted.reserved,
+                BlockUse::Several => &mut counted.shared,
+                BlockUse::One(request) => &mut counted.requests[*request as usize].own,
+                BlockUse::None if block.references > 0 => &mut counted.unclaimed,
+                BlockUse::None if block.has_hash => &mut counted.cached,
+                BlockUse::None => &mut counted.free,
+            };
+            *place += 1;
+        }
+        for (request, blocks) in counted.requests.iter_mut().zip(self.lengths) {
+            request.shared = blocks.saturating_sub(request.own);
+        }
     }
 
     /// Adds the lists of one group of layers. `known` has the place of each request by its id.
@@ -189,6 +202,12 @@ impl Requests {
                 return Err(LayoutUnknown("more than a million requests".to_owned()));
             }
             let blocks = items(heap, entry.value).ok_or_else(unknown)?;
+            self.listed = self.listed.saturating_add(blocks.len());
+            if self.listed > MAX_LISTED {
+                return Err(LayoutUnknown(
+                    "more than 16 million blocks of requests".to_owned(),
+                ));
+            }
             let listed = blocks.iter().filter_map(|block| places.get(block));
             // A list may name a block twice.
             let listed: HashSet<usize> = listed.copied().collect();

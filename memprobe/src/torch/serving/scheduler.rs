@@ -86,11 +86,11 @@ impl HeapReader for SchedulerReader<'_> {
         &self,
         _: &Image<ProcessMemory>,
         _: &mut HeapScan,
-        (_, caches): &Self::Found,
+        (_, caches): &mut Self::Found,
     ) -> KvCaches {
-        caches.clone()
+        std::mem::take(caches)
     }
 
     /// Everything was read with the objects.
-    fn touch(&self, _: &Image<ProcessMemory>, _: &mut HeapScan, _: &Self::Found) {}
+    fn touch(&self, _: &Image<ProcessMemory>, _: &mut HeapScan, _: &mut Self::Found) {}
 }

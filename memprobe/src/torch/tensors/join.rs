@@ -29,18 +29,23 @@ pub enum JoinPurpose {
     Memory,
 }
 
+/// Joins everything. For a snapshot, blocks, storages and shapes leave `found`.
 pub fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
     moment: &mut HeapScan,
-    found: &Found,
+    found: &mut Found,
     purpose: JoinPurpose,
 ) -> TensorSnapshot {
     let mut snapshot = TensorSnapshot::default();
-    add_blocks(found, &mut snapshot);
-    snapshot.storages = found.graph.storages.clone();
     let tensors = found.graph.tensors.iter();
     snapshot.tensors = tensors.map(|raw| tensor(raw, found)).collect();
+    if purpose == JoinPurpose::Snapshot {
+        take_blocks(found, &mut snapshot);
+        take_shapes(found, &mut snapshot.tensors);
+        snapshot.storages = std::mem::take(&mut found.graph.storages);
+    }
+    let found = &*found;
     add_contents(found, &mut snapshot.tensors);
     add_gradients(found, &mut snapshot.tensors);
     add_saved(found, &mut snapshot.tensors);
@@ -139,8 +144,8 @@ fn holders(
     (holders, held)
 }
 
-fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {
-    let Ok(Some(tables)) = &found.allocator else {
+fn take_blocks(found: &mut Found, snapshot: &mut TensorSnapshot) {
+    let Ok(Some(tables)) = &mut found.allocator else {
         return;
     };
     let devices = tables.devices.iter().map(|counters| DeviceTotals {
@@ -148,7 +153,8 @@ fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {
         totals: counters.totals,
     });
     snapshot.devices = devices.collect();
-    let blocks = tables.blocks.iter().map(|block| Block {
+    let blocks = std::mem::take(&mut tables.blocks).into_iter();
+    let blocks = blocks.map(|block| Block {
         addr: block.addr,
         size: block.size,
         requested: Some(block.requested),
@@ -159,12 +165,22 @@ fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {
     snapshot.blocks = blocks.collect();
 }
 
+/// Moves shapes and strides to the tensors.
+fn take_shapes(found: &mut Found, tensors: &mut [Tensor]) {
+    for (raw, tensor) in found.graph.tensors.iter_mut().zip(tensors) {
+        let Some(geometry) = raw.geometry.take() else {
+            continue;
+        };
+        let strides = geometry.strides.into_iter();
+        let strides: Option<Vec<u64>> = strides.map(|stride| stride.try_into().ok()).collect();
+        tensor.strides = strides.unwrap_or_default();
+        tensor.shape = Some(geometry.shape);
+        tensor.offset = geometry.offset;
+    }
+}
+
+/// The tensor without its shape, which [`take_shapes`] moves.
 fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
-    let shape = raw.geometry.as_ref();
-    let shape = shape.map(|geometry| geometry.shape.clone());
-    let geometry = raw.geometry.clone().unwrap_or_default();
-    let strides = geometry.strides.iter();
-    let strides: Option<Vec<u64>> = strides.map(|&stride| u64::try_from(stride).ok()).collect();
     let storage = raw.storage;
     let storage = storage.and_then(|storage| found.graph.storage_index(storage));
     // PyTorch makes the node of such a view anew when it is asked (`VariableHooks::grad_fn`,
@@ -173,9 +189,7 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     let grad_fn = grad_fn.and_then(|node| found.graph.node(node));
     Tensor {
         object: raw.object,
-        shape,
-        strides: strides.unwrap_or_default(),
-        offset: geometry.offset,
+        shape: None,
         dtype: raw.dtype,
         device: raw.device,
         storage,

@@ -247,12 +247,12 @@ impl HeapReader for TensorReader<'_> {
         &self,
         image: &Image<ProcessMemory>,
         moment: &mut HeapScan,
-        found: &Found,
+        found: &mut Found,
     ) -> TensorSnapshot {
         join::join(image, self.python, moment, found, JoinPurpose::Snapshot)
     }
 
-    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &Found) {
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &mut Found) {
         join::join(image, self.python, moment, found, JoinPurpose::Memory);
     }
 }

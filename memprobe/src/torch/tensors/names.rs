@@ -38,6 +38,8 @@ impl ResolvedName {
     fn add_name(&mut self, name: Name) {
         let known = self.names.iter().any(|known| known.text == name.text);
         if self.names.len() < MAX_NAMES && !known {
+            // Most tensors have one name.
+            self.names.reserve_exact(usize::from(self.names.is_empty()));
             self.names.push(name);
         }
     }
@@ -163,8 +165,11 @@ impl<M: ReadMemory> Namer<'_, M> {
     }
 
     fn name_gradients(&mut self, tensors: &[Tensor]) {
+        let owners = tensors.iter().flat_map(|tensor| &tensor.gradient_of);
+        let owners: HashSet<usize> = owners.copied().collect();
         let unnamed = self.of_python.iter();
-        let unnamed = unnamed.filter(|(_, at)| self.named[**at].names.is_empty());
+        let unnamed =
+            unnamed.filter(|(_, at)| owners.contains(*at) && self.named[**at].names.is_empty());
         let variables = unnamed.filter_map(|(object, &at)| Some((at, self.variable(*object)?)));
         let variables: HashMap<usize, Name> = variables.collect();
         for (at, tensor) in tensors.iter().enumerate() {

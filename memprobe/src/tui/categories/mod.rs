@@ -20,19 +20,10 @@ use crate::attribution::tables::{
     CategoryRow, CategoryRule, CoverageStart, DeviceCategories, Portion, PortionRow,
 };
 use crate::event::bytes::human;
-use crate::view::table::{Cell, Column, Tone, columns};
-use crate::view::{before, peak, portion, span, sureness};
+use crate::view::table::{Cell, Column};
+use crate::view::{CategoryCells, before, category_table_columns, peak, portion, span, sureness};
 
-const COLUMNS: [Column<CategoryData>; 8] = columns![|row: CategoryData|
-    figure("LIVE").short().screen(9, 0).tone(Tone::Strong) => i128::from(row.live),
-    figure("AT PEAK").short().screen(8, 50) => i128::from(row.at_peak),
-    figure("MOST").short().screen(8, 60) => row.most.map(i128::from),
-    figure("SHARE").screen(6, 94) => Cell::share(row.live, row.allocated),
-    figure("BLOCKS").screen(8, 102) => row.blocks,
-    label("CATEGORY").name(29) => row.name(),
-    label("HOW").screen(8, 68).order(None).tone(Tone::Faint) => row.decided().0,
-    label("WHAT DECIDED").screen(0, 84).order(None).tone(Tone::Faint) => row.decided().1,
-];
+const COLUMNS: [Column<CategoryData>; 13] = category_table_columns();
 
 /// Key of a row: a category, and a rule beneath it.
 type CategoryKey = (Portion, Option<CategoryRule>);
@@ -81,7 +72,7 @@ impl CategoryData {
         }
     }
 
-    fn name(&self) -> &'static str {
+    fn label(&self) -> &'static str {
         match (self.rule, self.portion) {
             (Some(rule), _) => rule.as_str(),
             (None, Portion::BeforeAttach) => before(self.since),
@@ -90,7 +81,7 @@ impl CategoryData {
     }
 
     /// Returns the confidence of the category, and the rule that assigned it.
-    fn decided(&self) -> (&'static str, String) {
+    fn decision(&self) -> (&'static str, String) {
         match (self.portion, &self.rules[..]) {
             (Portion::BeforeAttach, _) => {
                 let rule = match self.since {
@@ -107,6 +98,40 @@ impl CategoryData {
                 (sureness(*first), text)
             }
         }
+    }
+}
+
+impl CategoryCells for CategoryData {
+    fn live(&self) -> Cell<'_> {
+        i128::from(self.live).into()
+    }
+
+    fn at_peak(&self) -> Cell<'_> {
+        i128::from(self.at_peak).into()
+    }
+
+    fn most(&self) -> Cell<'_> {
+        self.most.map(i128::from).into()
+    }
+
+    fn share(&self) -> Cell<'_> {
+        Cell::share(self.live, self.allocated)
+    }
+
+    fn blocks(&self) -> Option<u64> {
+        self.blocks
+    }
+
+    fn name(&self) -> Cell<'_> {
+        self.label().into()
+    }
+
+    fn rule(&self) -> Option<CategoryRule> {
+        self.rule
+    }
+
+    fn decided(&self) -> (&'static str, String) {
+        self.decision()
     }
 }
 
@@ -168,7 +193,7 @@ impl Content for Categories {
         let entries: Vec<(RowOf<Self>, &PortionRow)> = entries.collect();
         let searched = |row: &RowOf<Self>| {
             let rules = row.data.rules.iter().map(|rule| rule.as_str());
-            let names: Vec<&str> = std::iter::once(row.data.name()).chain(rules).collect();
+            let names: Vec<&str> = std::iter::once(row.data.label()).chain(rules).collect();
             names.join(" ")
         };
         let live = |row: &RowOf<Self>| row.data.live.into();
@@ -238,12 +263,12 @@ impl Content for Categories {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        let (how, rule) = row.data.decided();
+        let (how, rule) = row.data.decision();
         let name = CategoryData {
             rule: None,
             ..row.data.clone()
         };
-        vec![format!("{}: {how}   {rule}", name.name())]
+        vec![format!("{}: {how}   {rule}", name.label())]
     }
 }
 

@@ -28,9 +28,10 @@ use super::theme::Theme;
 use super::{Command, SourceText};
 use crate::event::Frame;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot, TargetState};
-use crate::view::table::{Cell, Column, Tone, columns};
+use crate::view::table::Column;
 use crate::view::{
-    BLOCKS, FileNames, baseline_meaning, baseline_owner, clean, fit_end, whole_frame, width,
+    CHANGE, FileNames, GROWTH, GROWTH_PER_ITERATION, RATE, baseline_meaning, baseline_owner, clean,
+    fit_end, line_columns, whole_frame, width,
 };
 
 pub use graph::Capacity;
@@ -40,31 +41,14 @@ use rows::{LineData, LineKey, LineSubject};
 /// Minimum height for both the graph and source text beneath the table.
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 
+const COLUMNS: [Column<LineData>; 22] = line_columns();
+
+/// Returns the place of the column with a heading.
 #[cfg(test)]
-const LINE: usize = 8;
-
-/// Heading of allocations a second.
-const RATE: &str = "ALLOC/s";
-
-/// Heading of growth a minute, and of growth an iteration.
-const GROWTH: &str = "GROWTH/min";
-const GROWTH_PER_ITERATION: &str = "GROWTH/it";
-
-/// Heading of the change since the marked moment of a replay.
-const CHANGE: &str = "CHANGE";
-
-const COLUMNS: [Column<LineData>; 9] = columns![|row: LineData|
-    figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.figures.live,
-    figure(CHANGE).screen(12, 0) => row.change.map(Cell::Signed),
-    figure("PEAK").screen(11, 60) => row.figures.peak,
-    figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
-    figure(RATE).screen(7, 90) => row.figures.rate,
-    figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
-    figure(GROWTH).screen(10, 64) => row.growth(),
-    label("").screen(10, 120).order(None).tone(Tone::Graph) =>
-        Cell::Bar(row.figures.live.unwrap_or(0), row.allocated),
-    label("LINE").name(0) => row.name.clone(),
-];
+fn column(head: &str) -> usize {
+    let place = COLUMNS.iter().position(|column| column.head == head);
+    place.expect("a column with this heading")
+}
 
 pub struct LineList {
     sources: RefCell<Box<dyn SourceText + Send>>,

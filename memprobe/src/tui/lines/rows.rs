@@ -12,7 +12,8 @@ use crate::ledger::snapshot::{
 };
 use crate::view::table::{Cell, Direction};
 use crate::view::{
-    BEFORE_ATTACH, FileNames, UNACCOUNTED, baseline_kind, baseline_owner, named_site, whole_frame,
+    BEFORE_ATTACH, FileNames, LineCells, UNACCOUNTED, baseline_kind, baseline_owner, named_site,
+    whole_frame,
 };
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -139,6 +140,45 @@ impl LineData {
             LineSubject::Branch(_, chain, ..) => chain.len() == 1 || fold == Fold::Open,
             _ => true,
         }
+    }
+}
+
+impl LineCells for LineData {
+    fn live(&self) -> Cell<'_> {
+        self.figures.live.into()
+    }
+
+    fn change(&self) -> Cell<'_> {
+        self.change.into()
+    }
+
+    fn peak(&self) -> Cell<'_> {
+        self.figures.peak.into()
+    }
+
+    fn blocks(&self) -> Option<u64> {
+        self.figures.blocks
+    }
+
+    fn rate(&self) -> Option<f64> {
+        self.figures.rate
+    }
+
+    fn share(&self) -> Cell<'_> {
+        let live = self.figures.live;
+        live.map(|live| Cell::Share(live, self.allocated)).into()
+    }
+
+    fn growth(&self) -> Cell<'_> {
+        self.growth().into()
+    }
+
+    fn bar(&self) -> Cell<'_> {
+        Cell::Bar(self.figures.live.unwrap_or(0), self.allocated)
+    }
+
+    fn name(&self) -> Cell<'_> {
+        self.name.clone()
     }
 }
 
@@ -358,9 +398,17 @@ mod tests {
     use super::super::super::filter::Filter;
     use super::super::super::samples::{Sources, device, frame, line, lines, stack};
     use super::super::super::table_screen::TableSort;
-    use super::super::LINE;
+    use super::super::column;
     use super::*;
     use crate::view::table::SortOrder;
+
+    /// Returns the first order of the screen.
+    fn by_live() -> TableSort {
+        TableSort {
+            column: column("LIVE"),
+            ..TableSort::default()
+        }
+    }
 
     fn shown(
         device: &DeviceSnapshot,
@@ -385,7 +433,7 @@ mod tests {
     #[test]
     fn what_is_no_line_takes_its_place_by_bytes() {
         let device = device(0, lines(), 1126, -7);
-        let table = shown(&device, TableSort::default(), "", &HashSet::new());
+        let table = shown(&device, by_live(), "", &HashSet::new());
         assert_eq!(place(&table, &LineKey::BeforeAttach), Some(3));
         assert_eq!(place(&table, &LineKey::Unaccounted), Some(7));
     }
@@ -393,7 +441,7 @@ mod tests {
     #[test]
     fn what_is_no_line_stands_last_where_it_has_no_figure_to_sort_by() {
         let device = device(0, lines(), 1126, 1 << 40);
-        for column in [3, 4, LINE] {
+        for column in ["BLOCKS", "ALLOC/s", "LINE"].map(column) {
             for order in [SortOrder::Falling, SortOrder::Climbing] {
                 let sort = TableSort { column, order };
                 let table = shown(&device, sort, "", &HashSet::new());
@@ -406,7 +454,7 @@ mod tests {
     #[test]
     fn blocks_from_before_attach_are_counted_where_they_are_known() {
         let blocks = |device: &DeviceSnapshot| {
-            let table = shown(device, TableSort::default(), "", &HashSet::new());
+            let table = shown(device, by_live(), "", &HashSet::new());
             let at = place(&table, &LineKey::BeforeAttach).unwrap();
             table.rows[at].data.figures.blocks
         };
@@ -421,7 +469,7 @@ mod tests {
     fn memory_from_before_attach_has_its_bytes_at_attach_as_peak() {
         let mut device = device(0, lines(), 1126, 0);
         device.before_attach.live = Bytes(7);
-        let table = shown(&device, TableSort::default(), "", &HashSet::new());
+        let table = shown(&device, by_live(), "", &HashSet::new());
         let at = place(&table, &LineKey::BeforeAttach).unwrap();
         let figures = table.rows[at].data.figures;
         assert_eq!(
@@ -432,12 +480,7 @@ mod tests {
 
     #[test]
     fn nothing_from_before_attach_needs_no_row() {
-        let table = shown(
-            &device(0, lines(), 0, 0),
-            TableSort::default(),
-            "",
-            &HashSet::new(),
-        );
+        let table = shown(&device(0, lines(), 0, 0), by_live(), "", &HashSet::new());
         assert_eq!(place(&table, &LineKey::BeforeAttach), None);
         assert_eq!(place(&table, &LineKey::Unaccounted), None);
     }
@@ -445,12 +488,7 @@ mod tests {
     #[test]
     fn folders_can_be_filtered_although_they_are_not_shown() {
         let device = device(0, lines(), 1126, 0);
-        let table = shown(
-            &device,
-            TableSort::default(),
-            "/ada/.*train",
-            &HashSet::new(),
-        );
+        let table = shown(&device, by_live(), "/ada/.*train", &HashSet::new());
         assert_eq!((table.shown, table.all), (2, 7));
         assert_eq!(table.all_bytes, i128::from(device.totals.allocated.0));
         assert!(table.shown_bytes < table.all_bytes);
@@ -460,7 +498,7 @@ mod tests {
     fn the_rows_beneath_a_line_add_up_to_it_at_every_level() {
         let device = device(0, lines(), 0, 0);
         let open = keys_beneath(&device.lines[0]);
-        let table = shown(&device, TableSort::default(), "", &open);
+        let table = shown(&device, by_live(), "", &open);
         let live_at = |depth: usize| -> i128 {
             let rows = table.rows.iter().filter(|row| row.depth == depth);
             rows.filter_map(|row| row.data.figures.live).sum()
@@ -483,7 +521,7 @@ mod tests {
         let other = [&frames[..2], &[frame("b.py", 9, "g")]].concat();
         let stacks = vec![stack(&frames, 5, 1), stack(&other, 3, 1)];
         let after = device(0, vec![line(site, 0.0, stacks)], 0, 0);
-        let table = shown(&after, TableSort::default(), "", &open);
+        let table = shown(&after, by_live(), "", &open);
         assert_eq!(table.rows[1].fold, Fold::Open);
     }
 }

@@ -16,7 +16,7 @@ use super::super::test_support::{
 };
 use super::super::theme::Theme;
 use super::rows::LineKey;
-use super::{LINE, LineList};
+use super::{LineList, column};
 use crate::event::Bytes;
 use crate::ledger::snapshot::{Grouping, GrowthRate, Snapshot};
 
@@ -524,7 +524,7 @@ fn a_click_on_a_head_sorts_and_a_click_on_a_row_selects_then_opens() {
     let mut state = state(samples::normal(), SMALL, &[]);
     let layout = state.areas();
     state.handle(InputEvent::Click(8, layout.head.y));
-    assert_eq!(state.state.query.sort.column, 0);
+    assert_eq!(state.state.query.sort.column, column("LIVE"));
     let rows = state.table.rows.len();
     state.handle(InputEvent::Click(60, layout.rows.y + 1));
     assert_eq!(
@@ -594,7 +594,7 @@ fn the_areas_fill_every_screen() {
 #[test]
 fn names_sort_alphabetically_with_other_rows_last() {
     let state = state(samples::normal(), SMALL, &[InputEvent::SortBy(6)]);
-    assert_eq!(state.state.query.sort.column, LINE);
+    assert_eq!(state.state.query.sort.column, column("LINE"));
     let text = drawn(&state, SMALL, &COLOUR).to_string();
     assert!(text.contains("↑LINE"), "{text}");
 }

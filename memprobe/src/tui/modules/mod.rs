@@ -17,7 +17,7 @@ use super::table_screen::{
 use crate::attribution::tables::{Category, IterationChoice, Pass, Sums};
 use crate::event::Bytes;
 use crate::view::table::{Cell, Column, Cut, Tone, columns};
-use crate::view::{Alike, clean, count};
+use crate::view::{Alike, ByCategory, category_columns, clean, count};
 use rows::{ModuleData, ModuleKey};
 use subject::{ModuleFigures, ModuleTables};
 
@@ -36,19 +36,37 @@ const NOW: [Column<ModuleData>; 10] = columns![|row: ModuleData|
 ];
 
 /// Memory of modules at the peak of an iteration, by category.
-const THEN: [Column<ModuleData>; 11] = columns![|row: ModuleData|
-    figure("AT PEAK").short().screen(9, 0).tone(Tone::Strong) => row.live,
-    figure("OWN").short().screen(8, 130) => row.own(),
-    figure("ACTIVATIONS").short().screen(11, 40) => row.of(&[Category::Activation]),
-    figure("WEIGHTS").short().screen(8, 54) => row.of(&[Category::Parameter]),
-    figure("GRADIENTS").short().screen(9, 64) => row.of(&[Category::Gradient]),
-    figure("INTERMED.").short().screen(9, 74) => row.of(&[Category::IntermediateGradient]),
-    figure("OPTIMIZER").short().screen(9, 92) => row.of(&[Category::OptimizerState]),
-    figure("INPUTS").short().screen(8, 112) => row.of(&[Category::Input]),
-    figure("OTHER").short().screen(8, 102) => row.of(&UNNAMED),
-    figure("SHARE").screen(6, 122) => Cell::Share(row.live, row.allocated),
-    label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
-];
+const THEN: [Column<ModuleData>; 11] = {
+    let [at_peak, own, other, share, module] = columns![|row: ModuleData|
+        figure("AT PEAK").short().screen(9, 0).tone(Tone::Strong) => row.live,
+        figure("OWN").short().screen(8, 130) => row.own(),
+        figure("OTHER").short().screen(8, 102) => row.sum(&UNNAMED),
+        figure("SHARE").screen(6, 122) => Cell::Share(row.live, row.allocated),
+        label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
+    ];
+    let [
+        activations,
+        weights,
+        gradients,
+        intermediate,
+        optimizer,
+        inputs,
+        ..,
+    ] = category_columns();
+    [
+        at_peak,
+        own,
+        activations,
+        weights,
+        gradients,
+        intermediate,
+        optimizer,
+        inputs,
+        other,
+        share,
+        module,
+    ]
+};
 
 /// Head of the column that is shown only if memory was recomputed.
 const RECOMPUTE: &str = "RECOMPUTE";
@@ -77,7 +95,7 @@ impl ModuleData {
         self.sums().map(|sums| sums.pass(pass).live)
     }
 
-    fn of(&self, categories: &[Category]) -> Option<Bytes> {
+    fn sum(&self, categories: &[Category]) -> Option<Bytes> {
         let (_, total) = self.figures?;
         let bytes = categories.iter().map(|category| total.of(*category));
         bytes.sum::<Option<u64>>().map(Bytes)
@@ -89,6 +107,12 @@ impl ModuleData {
             1 => self.name.clone(),
             several => format!("{} ({})", self.name, count(several)),
         }
+    }
+}
+
+impl ByCategory for ModuleData {
+    fn bytes(&self, category: Category) -> Cell<'static> {
+        self.sum(&[category]).into()
     }
 }
 

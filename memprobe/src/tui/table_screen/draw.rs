@@ -66,7 +66,7 @@ fn fit_apart(texts: &[String], wide: usize, cut: &str) -> Vec<String> {
 
 /// Returns the text of a cell, shortened to a width.
 fn fitted<R>(column: &Column<R>, row: &R, wide: usize, theme: &Theme) -> String {
-    let text = cell_text(&(column.value)(row), column.precision, wide, theme);
+    let text = cell_text(&(column.value)(row), column.screen_precision(), wide, theme);
     match column.cut {
         Cut::End => fit(&text, wide, theme.glyphs.cut),
         Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
@@ -75,7 +75,7 @@ fn fitted<R>(column: &Column<R>, row: &R, wide: usize, theme: &Theme) -> String 
 
 /// Returns the text of a cell in whole.
 fn whole<R>(column: &Column<R>, row: &R, theme: &Theme) -> String {
-    cell_text(&(column.value)(row), column.precision, 0, theme)
+    cell_text(&(column.value)(row), column.screen_precision(), 0, theme)
 }
 
 fn draw_cell<R>(buffer: &mut Buffer, area: Rect, column: &Column<R>, text: &str, style: Style) {
@@ -272,7 +272,7 @@ impl<C: Content> TableScreen<C> {
         let wide = usize::from(place.wide);
         let text = |(_, row): &(usize, &RowOf<C>)| {
             let cell = (column.value)(&row.data);
-            cell_text(&cell, column.precision, wide, theme)
+            cell_text(&cell, column.screen_precision(), wide, theme)
         };
         let texts: Vec<String> = rows.iter().map(text).collect();
         Some(fit_apart(&texts, wide, theme.glyphs.cut))
@@ -327,7 +327,7 @@ impl<C: Content> TableScreen<C> {
         let column = &self.content.parts().columns[name.column];
         let named = |(_, row): &(usize, &RowOf<C>)| {
             let cell = (column.value)(&row.data);
-            let text = cell_text(&cell, column.precision, available, theme);
+            let text = cell_text(&cell, column.screen_precision(), available, theme);
             usize::from(indent(row.depth) + MARK) + width(&text)
         };
         let with_text = rows.iter().zip(&texts).filter(|(_, text)| text.is_some());

@@ -104,7 +104,7 @@ impl<C: Content> TableScreen<C> {
     fn shown_text(&self, row: &RowOf<C>) -> String {
         let columns = self.content.parts().columns.iter();
         let texts = columns.filter(|column| column.screen.is_some() && column.align == Align::Left);
-        let texts = texts.map(|column| (column.value)(&row.data).text(column.precision));
+        let texts = texts.map(|column| (column.value)(&row.data).text(column.screen_precision()));
         texts.collect::<Vec<_>>().join(" ")
     }
 
@@ -116,7 +116,7 @@ impl<C: Content> TableScreen<C> {
         let longest = self.table.rows.iter().flat_map(|row| {
             let texts = scrolls
                 .iter()
-                .map(|column| (column.value)(&row.data).text(column.precision));
+                .map(|column| (column.value)(&row.data).text(column.screen_precision()));
             let aside = self.content.aside(row).map_or(0, |text| width(&text) + 2);
             texts.map(move |text| width(&text) + aside)
         });

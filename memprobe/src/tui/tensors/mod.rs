@@ -23,8 +23,11 @@ use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
 use crate::event::{Address, Bytes};
 use crate::tensors::{DeviceTable, Group, GroupBy, Order, Row as TensorRow, RowKind, TensorTable};
-use crate::view::table::{Cell, Column, Cut, Tone, columns};
-use crate::view::{FileNames, TensorGroup, clean, consistency, counted};
+use crate::view::table::{Cell, Column, Tone, columns};
+use crate::view::{
+    FileNames, TensorCells, TensorGroup, clean, consistency, counted, tensor_columns,
+    tensor_size_columns,
+};
 
 /// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]
@@ -73,17 +76,14 @@ const ORDERS: [(&str, Order); 5] = [
     ("NAME", Order::Name),
 ];
 
-const COLUMNS: [Column<TensorData>; 8] = columns![|row: TensorData|
-    figure("ALLOCATED").screen(11, 0).tone(Tone::Strong) =>
-        Cell::Bytes(row.group.holds.0.saturating_add(row.group.outside.0)),
-    figure("SIZE").screen(11, 96) => row.group.size,
-    label("KIND").screen(9, 56) => row.texts().kind(),
-    label("SHAPE").screen(22, 64) => row.texts().shape(),
-    label("DTYPE").screen(8, 84).order(None) => row.texts().dtype(),
-    label("GRAD").screen(4, 116).order(None) => row.texts().grad(),
-    label("NAME").screen(0, 0).cut(Cut::Middle) => row.name(),
-    label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.texts().site(),
-];
+const COLUMNS: [Column<TensorData>; 8] = {
+    let [allocated, size] = tensor_size_columns();
+    let [kind, shape, dtype, grad, name] = tensor_columns("NAME");
+    let [site] = columns![|row: TensorData|
+        label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.texts().site(),
+    ];
+    [allocated, size, kind, shape, dtype, grad, name, site]
+};
 
 struct ShownDevice {
     table: Arc<TensorTable>,
@@ -115,12 +115,38 @@ impl TensorData {
             names: &self.device.names,
         }
     }
+}
 
-    fn name(&self) -> String {
+impl TensorCells for TensorData {
+    fn allocated(&self) -> Cell<'_> {
+        Cell::Bytes(self.group.holds.0.saturating_add(self.group.outside.0))
+    }
+
+    fn size(&self) -> Cell<'_> {
+        self.group.size.into()
+    }
+
+    fn kind(&self) -> Cell<'_> {
+        self.texts().kind().into()
+    }
+
+    fn shape(&self) -> Cell<'_> {
+        self.texts().shape().into()
+    }
+
+    fn dtype(&self) -> Cell<'_> {
+        self.texts().dtype().into()
+    }
+
+    fn grad(&self) -> Cell<'_> {
+        self.texts().grad().into()
+    }
+
+    fn name(&self) -> Cell<'_> {
         let name = self.texts().name(self.by);
         match self.texts().first().outside {
-            Some(_) => format!("{name} (not the allocator's)"),
-            None => name,
+            Some(_) => format!("{name} (not the allocator's)").into(),
+            None => name.into(),
         }
     }
 }
@@ -149,7 +175,7 @@ impl TensorList {
         let table = self.table.as_ref().filter(|table| at < table.devices.len());
         self.shown = table.map(|table| {
             let sites = table.devices[at].rows.iter();
-            let sites = sites.filter_map(|row| row.site.as_ref());
+            let sites = sites.filter_map(|row| row.site.as_deref());
             Rc::new(ShownDevice {
                 names: FileNames::of(sites.map(|site| &site.file)),
                 table: Arc::clone(table),
@@ -238,7 +264,7 @@ impl Content for TensorList {
     }
 
     fn place(&self, row: &RowOf<Self>) -> Option<SourcePlace> {
-        SourcePlace::of(row.data.texts().first().site.as_ref()?)
+        SourcePlace::of(row.data.texts().first().site.as_deref()?)
     }
 
     fn handle(

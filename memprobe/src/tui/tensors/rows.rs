@@ -92,7 +92,7 @@ fn searched(rows: &[Row], at: usize) -> String {
     parts.extend(row.dtype.map(|dtype| dtype.to_string()));
     parts.extend(row.module.as_deref().map(clean));
     parts.extend(row.grad_fn.as_deref().map(clean));
-    parts.extend(row.site.as_ref().map(whole_frame));
+    parts.extend(row.site.as_deref().map(whole_frame));
     parts.join(" ")
 }
 
@@ -206,7 +206,7 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
     if let Some((addr, size)) = row.block {
         tell("block", format!("{addr}, {} bytes", size.0));
     }
-    let site = row.site.as_ref();
+    let site = row.site.as_deref();
     let site = site.map_or_else(|| "unknown, before attach".to_owned(), whole_frame);
     tell("line", site);
 }

@@ -7,6 +7,7 @@
 
 mod cell;
 mod data;
+mod html;
 mod text;
 
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 
 pub use cell::{Cell, Direction, Precision};
 pub use data::{CsvWriter, Rows, json_document, json_object};
+pub use html::{MarkupColumn, html_table};
 pub use text::{Colour, Drawn, Page, Style};
 
 /// Makes an array of [`Column`]s of a row type, one a line: constructor, options, and the value of a row.
@@ -65,6 +67,7 @@ pub struct OnScreen {
     /// First direction that the column sorts in; `None` if the table cannot be sorted by it.
     pub order: Option<SortOrder>,
     pub tone: Tone,
+    pub precision: Precision,
     /// True for the column with indentation and fold mark.
     pub is_name: bool,
 }
@@ -239,12 +242,21 @@ impl<R> Column<R> {
             least,
             order: Some(order),
             tone: Tone::Plain,
+            precision: self.precision,
             is_name: false,
         };
         Self {
             screen: Some(screen),
             ..self
         }
+    }
+
+    /// Shows fewer digits on the live screen than in text.
+    pub const fn brief(mut self) -> Self {
+        if let Some(screen) = &mut self.screen {
+            screen.precision = Precision::Short;
+        }
+        self
     }
 
     /// Shows the column of names on the live screen.
@@ -269,6 +281,12 @@ impl<R> Column<R> {
             screen.order = order;
         }
         self
+    }
+
+    /// Precision on the live screen.
+    pub fn screen_precision(&self) -> Precision {
+        self.screen
+            .map_or(self.precision, |screen| screen.precision)
     }
 
     pub fn is_sortable(&self) -> bool {

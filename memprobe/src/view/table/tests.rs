@@ -94,3 +94,23 @@ fn a_text_of_limited_width_leaves_room_for_the_last_column() {
     );
     assert_eq!(page.into_text(), expected);
 }
+
+#[test]
+fn a_legend_of_many_sentences_is_one_paragraph() {
+    let legend = |sentences: &[&str]| {
+        let mut page = Page::new(40, Colour::Plain);
+        page.legend(sentences);
+        page.into_text()
+    };
+    assert_eq!(legend(&["One.", "Two."]), "One.\nTwo.\n");
+    let sentence = "A sentence of 24 letters.";
+    let text = legend(&[sentence; 4]);
+    assert_eq!(text.lines().count(), 3);
+    assert_eq!(text.replace('\n', " ").trim(), [sentence; 4].join(" "));
+}
+
+#[test]
+#[should_panic(expected = "a long legend")]
+fn a_legend_has_at_most_three_lines() {
+    Page::new(200, Colour::Plain).legend(&["word ".repeat(80)]);
+}

@@ -4,6 +4,10 @@ use super::{Align, Cell, Column, Cut, Output, OutputRow, Summand, Table};
 use crate::view::{CUT, fit, fit_middle, width, wrap};
 
 const GAP: usize = 2;
+/// Maximum lines of a legend. Longer explanations belong to `--help` and the guide.
+const MAX_LEGEND_LINES: usize = 3;
+/// Width at which a legend must fit.
+const LEGEND_WIDTH: usize = 100;
 /// Width below which a trailing text that does not fit is dropped rather than cut.
 const SHORTEST_TRAIL: usize = 14;
 
@@ -84,6 +88,23 @@ impl Page {
     pub fn note(&mut self, note: &str) {
         for line in wrap(note, self.width) {
             self.line(&line);
+        }
+    }
+
+    /// Adds the explanation of a table: a line for each sentence, or one paragraph if these would be too many lines.
+    pub fn legend(&mut self, sentences: &[impl AsRef<str>]) {
+        let sentences = sentences.iter().map(AsRef::as_ref);
+        let sentences: Vec<&str> = sentences.collect();
+        let paragraph = sentences.join(" ");
+        debug_assert!(
+            wrap(&paragraph, LEGEND_WIDTH).len() <= MAX_LEGEND_LINES,
+            "a long legend: {paragraph}"
+        );
+        let lines = sentences.iter().map(|it| wrap(it, self.width).len());
+        if lines.sum::<usize>() <= MAX_LEGEND_LINES {
+            sentences.iter().for_each(|sentence| self.note(sentence));
+        } else {
+            self.note(&paragraph);
         }
     }
 

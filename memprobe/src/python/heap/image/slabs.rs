@@ -59,6 +59,29 @@ impl Slabs {
         &mut self.maps[map][start..start + CHUNK]
     }
 
+    /// Keeps the chunks at these indices, which ascend, and moves them together. The memory behind them goes back to the
+    /// system.
+    pub(super) fn keep(&mut self, indices: impl IntoIterator<Item = usize>) {
+        let mut count = 0;
+        for index in indices {
+            self.copy(index, count);
+            count += 1;
+        }
+        let maps = count.checked_sub(1).map_or(0, |last| place(last).0 + 1);
+        self.maps.truncate(maps);
+    }
+
+    /// Copies a chunk to a lower or equal index.
+    fn copy(&mut self, from: usize, to: usize) {
+        let ((from_map, from), (to_map, to)) = (place(from), place(to));
+        if from_map == to_map {
+            self.maps[from_map].copy_within(from..from + CHUNK, to);
+        } else {
+            let (before, rest) = self.maps.split_at_mut(from_map);
+            before[to_map][to..to + CHUNK].copy_from_slice(&rest[0][from..from + CHUNK]);
+        }
+    }
+
     /// All chunks from an index on.
     pub(super) fn all_from(&mut self, index: usize) -> impl Iterator<Item = &mut [u8]> {
         let (first, start) = place(index);
@@ -93,5 +116,23 @@ mod tests {
         }
         let is_own = |at: usize| slabs.chunk(at)[..8] == at.to_le_bytes();
         assert!((0..count).all(is_own));
+    }
+
+    #[test]
+    fn retained_chunks_lie_side_by_side() {
+        let mut slabs = Slabs::default();
+        let count = FIRST + 2 * OTHERS;
+        slabs.reserve(count).unwrap();
+        for at in 0..count {
+            slabs.chunk_mut(at)[..8].copy_from_slice(&at.to_le_bytes());
+        }
+        let retained = || (0..count).step_by(3);
+        slabs.keep(retained());
+        for (at, from) in retained().enumerate() {
+            assert_eq!(slabs.chunk(at)[..8], from.to_le_bytes());
+        }
+        assert_eq!(slabs.capacity(), FIRST + OTHERS);
+        slabs.keep([]);
+        assert_eq!(slabs.capacity(), 0);
     }
 }

@@ -6,23 +6,32 @@ use super::super::columns::{ColumnReader, FrameColumn};
 use super::super::{MAX_RECORDS, keyframe_record, record};
 use super::{CompactDecoder, FrameReader, device, segment_part};
 use crate::event::{
-    BlockPurposes, Bytes, Event, Losses, PurposeId, StackId, Tid, TimeNs, TimeShare, Totals,
+    Address, BlockPurposes, Bytes, DeviceIndex, Event, Losses, PurposeId, StackId, Tid, TimeNs,
+    TimeShare, Totals,
 };
+use crate::ledger::DriverMemoryState;
 use crate::ledger::keyframe::{
     Agreement, BlockKeyframe, CallSiteKey, CallSiteKeyframe, CallSitesKeyframe, CudaGroupKeyframe,
-    CudaMemoryKeyframe, CudaName, DeviceKeyframe, LedgerKeyframe, Refused, TallyKeyframe,
+    CudaMemoryKeyframe, CudaName, DeviceKeyframe, LedgerKeyframe, Refused, SegmentMemoryKeyframe,
+    TallyKeyframe,
 };
 use crate::ledger::snapshot::BudgetState;
 use crate::recording::MAX_STACKS;
 
 /// Most records of one keyframe.
-const MAX_KEYFRAME: u64 = 1 << 25;
+const MAX_KEYFRAME: u64 = 1 << 23;
 
 /// Most threads with names.
 const MAX_THREADS: usize = 1 << 16;
 
 /// Most call sites, and lines, of a device or library.
 const MAX_CALL_SITES: usize = 1 << 18;
+
+/// Most devices with reserved bytes.
+const MAX_DEVICES: usize = 256;
+
+/// Most segments.
+const MAX_SEGMENTS: usize = 1 << 20;
 
 /// Decodes the frames of one keyframe, in order.
 #[derive(Default)]
@@ -48,6 +57,11 @@ impl KeyframeDecoder {
     /// Returns the state; `None` if frames are missing.
     pub(in crate::recording::compact) fn finish(self) -> Option<LedgerKeyframe> {
         self.has_ended.then_some(self.state)
+    }
+
+    /// Returns true if no frame is missing.
+    pub(in crate::recording::compact) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Decodes the next frame. An error describes the fault in a few words.
@@ -129,10 +143,40 @@ impl KeyframeDecoder {
                 // The record at the end counts them.
                 return Ok(());
             }
+            record::LABEL => {
+                let label = self.decoder.label(frame)?;
+                self.decoder.naming.add(label)?;
+                // The record at the end counts them.
+                return Ok(());
+            }
+            record::LABELS => self.state.labels = self.decoder.labels(frame)?,
+            record::BASELINE_LABELS => self.state.baseline_labels = self.decoder.labels(frame)?,
             record::SEGMENTS => {
                 if let Some(Event::Segments(reading)) = self.decoder.segments(frame)? {
                     self.state.segments = Some(reading);
                 }
+            }
+            keyframe_record::SEGMENT_MEMORY => {
+                let memory = segment_memory(frame)?;
+                if self.state.segment_memory.len() >= MAX_SEGMENTS {
+                    return Err("a keyframe of too many segments".to_owned());
+                }
+                self.state.segment_memory.push(memory);
+            }
+            keyframe_record::DRIVER_MEMORY => {
+                let (device, memory) = driver_memory(frame)?;
+                self.state.driver.devices.insert(device, memory);
+            }
+            keyframe_record::RESERVED => {
+                let (device, bytes) = (frame.device()?, Bytes(frame.number()?));
+                if self.state.reserved.len() > MAX_DEVICES {
+                    return Err("a keyframe of too many devices".to_owned());
+                }
+                self.state.reserved.push((device, bytes));
+            }
+            keyframe_record::DRIVER_STATE => {
+                self.state.driver.changed = TimeNs(frame.number()?);
+                self.state.driver.unread = self.decoder.optional_string(frame)?;
             }
             keyframe_record::END => {
                 if frame.number()? != self.records {
@@ -324,4 +368,34 @@ fn cuda_memory(frame: &mut FrameReader<'_>) -> Result<CudaMemoryKeyframe, &'stat
             false => None,
         },
     })
+}
+
+fn segment_memory(frame: &mut FrameReader<'_>) -> Result<SegmentMemoryKeyframe, &'static str> {
+    let (addr, size) = (Address(frame.number()?), Bytes(frame.number()?));
+    if addr.0.checked_add(size.0).is_none() {
+        return Err("a segment beyond the last address");
+    }
+    Ok(SegmentMemoryKeyframe {
+        addr,
+        size,
+        stack: frame.u32()?,
+        device: frame.optional_number()?.map(device).transpose()?,
+        kind: frame.word("memory of an unknown kind")?,
+        is_asleep: frame.flag()?,
+    })
+}
+
+fn driver_memory(
+    frame: &mut FrameReader<'_>,
+) -> Result<(DeviceIndex, DriverMemoryState), &'static str> {
+    let device = frame.device()?;
+    let state = DriverMemoryState {
+        time: TimeNs(frame.number()?),
+        total: Bytes(frame.number()?),
+        used: Bytes(frame.number()?),
+        process: frame.optional_number()?.map(Bytes),
+        unattributed: frame.optional_number()?.map(u64::cast_signed),
+        is_exact: frame.flag()?,
+    };
+    Ok((device, state))
 }

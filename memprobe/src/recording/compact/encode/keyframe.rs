@@ -72,9 +72,66 @@ impl CompactEncoder {
             self.segments(reading, emit);
             self.next(&mut count, emit);
         }
+        self.segment_memory(state, &mut count, emit);
+        self.driver_memory(state, &mut count, emit);
+        for (end, labels) in [
+            (record::BASELINE_LABELS, &state.baseline_labels),
+            (record::LABELS, &state.labels),
+        ] {
+            if let Some(labels) = labels {
+                self.labels(end, labels, emit);
+                self.next(&mut count, emit);
+            }
+        }
         self.begin(keyframe_record::END);
         self.number(count.0);
         self.close(emit);
+    }
+
+    fn segment_memory(
+        &mut self,
+        state: &LedgerKeyframe,
+        count: &mut RecordCount,
+        emit: &mut impl FnMut(PlainFrame),
+    ) {
+        for memory in &state.segment_memory {
+            self.begin(keyframe_record::SEGMENT_MEMORY);
+            self.numbers([memory.addr.0, memory.size.0, memory.stack.into()]);
+            self.optional_number(memory.device.map(|device| device.0.into()));
+            self.word(memory.kind.as_str());
+            self.number(memory.is_asleep.into());
+            self.next(count, emit);
+        }
+    }
+
+    fn driver_memory(
+        &mut self,
+        state: &LedgerKeyframe,
+        count: &mut RecordCount,
+        emit: &mut impl FnMut(PlainFrame),
+    ) {
+        for (device, memory) in &state.driver.devices {
+            self.begin(keyframe_record::DRIVER_MEMORY);
+            self.numbers([
+                device.0.into(),
+                memory.time.0,
+                memory.total.0,
+                memory.used.0,
+            ]);
+            self.optional_number(memory.process.map(|process| process.0));
+            self.optional_number(memory.unattributed.map(i64::cast_unsigned));
+            self.number(memory.is_exact.into());
+            self.next(count, emit);
+        }
+        for (device, bytes) in &state.reserved {
+            self.begin(keyframe_record::RESERVED);
+            self.numbers([device.0.into(), bytes.0]);
+            self.next(count, emit);
+        }
+        self.begin(keyframe_record::DRIVER_STATE);
+        self.number(state.driver.changed.0);
+        self.optional_string(state.driver.unread.as_deref());
+        self.next(count, emit);
     }
 
     /// Ends a record.

@@ -9,15 +9,18 @@ use super::super::GroupPolicy;
 use super::super::decode::KeyframeDecoder;
 use super::*;
 use crate::cuda::calls::function_named;
-use crate::event::{CudaCall, CudaMemoryKind, Target};
-use crate::ledger::Ledger;
+use crate::event::{CudaCall, CudaMemoryKind, DriverCount, DriverReading, Target};
 use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot};
+use crate::ledger::{DriverMemories, Ledger, SegmentMemory};
 
 /// Groups of three events, each with a keyframe.
-const SMALL: GroupPolicy = GroupPolicy {
-    events: 3,
-    bytes_per_keyframe_byte: 0,
-};
+fn small() -> GroupPolicy {
+    GroupPolicy {
+        events: 3,
+        bytes_per_keyframe_byte: 0,
+        ..GroupPolicy::default()
+    }
+}
 
 fn written_with(policy: GroupPolicy, events: &[Event]) -> Vec<u8> {
     let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();
@@ -28,30 +31,36 @@ fn written_with(policy: GroupPolicy, events: &[Event]) -> Vec<u8> {
     writer.finish(EndReason::Interrupted).unwrap()
 }
 
-/// Snapshots in both groupings, without what begins anew at a keyframe: timelines, and labels of blocks.
+/// Snapshots in both groupings, without what begins anew at a keyframe: timelines.
 fn snapshots(ledger: &Ledger) -> [Snapshot; 2] {
     let now = ledger.last_event().unwrap_or_default();
     [Grouping::User, Grouping::Innermost].map(|grouping| {
         let mut snapshot = ledger.snapshot(now, grouping);
         for device in &mut snapshot.devices {
             device.timeline = DeviceTimeline::default();
-            device.before_attach.labeled = None;
-            device.before_attach.groups.clear();
         }
         snapshot
     })
 }
 
-/// Snapshots after each number of memory events, of a replay that goes on from a ledger.
-fn replayed(mut ledger: Ledger, events: impl Iterator<Item = Event>) -> Vec<(u64, [Snapshot; 2])> {
+/// State of a ledger at a moment.
+type LedgerState = ([Snapshot; 2], Vec<SegmentMemory>, DriverMemories);
+
+fn state(ledger: &Ledger) -> LedgerState {
+    let segments = ledger.segment_memory().copied().collect();
+    (snapshots(ledger), segments, ledger.driver().clone())
+}
+
+/// States after each number of memory events, of a replay that goes on from a ledger.
+fn replayed(mut ledger: Ledger, events: impl Iterator<Item = Event>) -> Vec<(u64, LedgerState)> {
     let mut all = Vec::new();
     for event in events {
         ledger.apply(&event);
         if matches!(event, Event::Memory(_)) {
-            all.push((ledger.health.events, snapshots(&ledger)));
+            all.push((ledger.health.events, state(&ledger)));
         }
     }
-    all.push((u64::MAX, snapshots(&ledger)));
+    all.push((u64::MAX, state(&ledger)));
     all
 }
 
@@ -86,13 +95,17 @@ fn mixed(choices: &[(u8, u8, u8)]) -> Vec<Event> {
         space: CudaMemoryKind::Device,
     };
     for (at, (kind, place, stack)) in (0..).zip(choices) {
-        let action = match kind % 5 {
+        let action = match kind % 9 {
             0 | 1 => Action::Alloc,
             2 => Action::Free,
             3 => Action::CudaAlloc,
-            _ => Action::CudaFree,
+            4 => Action::CudaFree,
+            5 => Action::SegmentAlloc,
+            6 => Action::SegmentSleep,
+            7 => Action::SegmentWake,
+            _ => Action::SegmentFree,
         };
-        let is_cuda = matches!(action, Action::CudaAlloc | Action::CudaFree);
+        let is_cuda = kind % 9 >= 3;
         let size = MIB * u64::from(stack % 3 + 1);
         let event = memory(
             action,
@@ -102,13 +115,29 @@ fn mixed(choices: &[(u8, u8, u8)]) -> Vec<Event> {
         );
         events.push(Event::Memory(MemoryEvent {
             stack: match action {
-                Action::Free | Action::CudaFree => StackId::NONE,
+                Action::Free | Action::CudaFree | Action::SegmentSleep | Action::SegmentFree => {
+                    StackId::NONE
+                }
                 _ => StackId(u32::from(stack % 4)),
             },
             totals: event.totals.filter(|_| !is_cuda),
             call: is_cuda.then_some(call),
             ..event
         }));
+        if place % 4 == 0 {
+            events.push(Event::Driver(Arc::new(DriverReading {
+                time: event.time,
+                asked: TimeNs(event.time.0.saturating_sub(u64::from(*stack) % 2000)),
+                tgid: event.tgid,
+                devices: vec![DriverCount {
+                    device: DeviceIndex(0),
+                    total: Bytes(1 << 34),
+                    used: Bytes(size * 9),
+                    process: (place % 8 != 0).then_some(Bytes(size * 7)),
+                }],
+                unread: (place % 16 == 0).then(|| "no driver".into()),
+            })));
+        }
     }
     events
 }
@@ -122,7 +151,7 @@ proptest! {
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.mprb");
-        fs::write(&path, written_with(SMALL, &mixed(&choices))).unwrap();
+        fs::write(&path, written_with(small(), &mixed(&choices))).unwrap();
         prop_assert!(check_all_keyframes(&path) > 5);
     }
 
@@ -130,7 +159,7 @@ proptest! {
     fn keyframes_of_any_stream_restore_its_state(events in any_stream()) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.mprb");
-        fs::write(&path, written_with(SMALL, &events)).unwrap();
+        fs::write(&path, written_with(small(), &events)).unwrap();
         check_all_keyframes(&path);
     }
 }
@@ -139,7 +168,7 @@ proptest! {
 fn readers_of_the_whole_file_do_not_count_keyframes() {
     let events = mixed(&[(0, 1, 1); 40]);
     let (plain, _) = read(&compact_recording(&events)).unwrap();
-    let file = written_with(SMALL, &events);
+    let file = written_with(small(), &events);
     let (back, reader) = read(&file).unwrap();
     assert_eq!(back, plain);
     assert!(reader.damage().is_none() && !reader.truncated());
@@ -148,7 +177,7 @@ fn readers_of_the_whole_file_do_not_count_keyframes() {
 
 #[test]
 fn without_its_index_the_keyframes_are_found_by_their_frames() {
-    let file = written_with(SMALL, &mixed(&[(0, 1, 1); 40]));
+    let file = written_with(small(), &mixed(&[(0, 1, 1); 40]));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.mprb");
     let keyframes = |bytes: &[u8]| {
@@ -167,7 +196,7 @@ fn without_its_index_the_keyframes_are_found_by_their_frames() {
 
 #[test]
 fn a_damaged_keyframe_gives_way_to_the_one_before() {
-    let mut file = written_with(SMALL, &mixed(&[(0, 1, 1); 40]));
+    let mut file = written_with(small(), &mixed(&[(0, 1, 1); 40]));
     let all = frames(&file);
     let keyframes = all
         .iter()
@@ -216,7 +245,7 @@ fn keyframes_take_a_bounded_share_of_the_file() {
 
 #[test]
 fn a_changed_keyframe_never_panics() {
-    let file = written_with(SMALL, &mixed(&[(0, 1, 1), (3, 2, 2), (2, 1, 0)]));
+    let file = written_with(small(), &mixed(&[(0, 1, 1), (3, 2, 2), (2, 1, 0)]));
     let all = frames(&file);
     let is_keyframe = |(_, header): &&(usize, FrameHeader)| header.kind == FrameKind::Keyframe;
     let (at, header) = all.iter().rfind(is_keyframe).unwrap();

@@ -1,0 +1,159 @@
+//! Text for the waterfall of a process's memory, and its table.
+
+use super::cells;
+use super::segments::{owner, pool_id, pool_name};
+use super::table::{Cell, Column, Tone, columns};
+use super::{FileNames, clean, duration, library_file};
+use crate::attribution::tables::{OwnerKind, OwnerRow, Waterfall};
+use crate::cuda::libraries::purpose;
+use crate::event::bytes::human;
+use crate::event::{Address, DeviceIndex, Frame, Pool, TimeNs};
+use std::time::Duration;
+
+/// A row of the waterfall of a device.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OwnerEntry {
+    pub device: DeviceIndex,
+    pub row: OwnerRow,
+    /// Bytes of the whole process.
+    pub whole: i64,
+    /// Name for text, without indentation.
+    pub name: String,
+    /// Name with the indentation of its depth.
+    pub indented: String,
+}
+
+pub const OWNER_COLUMNS: [Column<OwnerEntry>; 18] = columns![|row: OwnerEntry|
+    data("device") => row.device,
+    data("owner") => row.row.id.into_str(),
+    data("depth") => u64::from(row.row.depth),
+    number("bytes", "BYTES").screen(11, 0).tone(Tone::Strong) => i128::from(row.row.bytes),
+    figure("SHARE").screen(7, 50) => Cell::share(row.row.bytes, row.whole),
+    number("peak", "PEAK").priority(2).screen(11, 76) => row.row.peak,
+    number("blocks", "BLOCKS").priority(1).screen(7, 64) => row.row.blocks,
+    data("library") => row.row.library.as_deref(),
+    data("purpose") => row.row.library.as_deref().and_then(purpose),
+    data("space") => row.row.kind.map(|kind| kind.as_str()),
+    data("pool") => pool(row).map(|pool| pool.size.as_str()),
+    data("pool_owner") => pool(row).map(|pool| owner(pool.owner)),
+    json("pool_id") => pool(row).and_then(pool_id),
+    data("stream") => row.row.pool.and_then(|pool| pool.stream).map(Address),
+    data("file") => frame(row).map(|frame| &*frame.file),
+    data("line") => frame(row).and_then(cells::known_line),
+    data("function") => frame(row).map(|frame| &*frame.function),
+    label("OWNER").name(0).order(None) => &row.indented,
+];
+
+fn frame(row: &OwnerEntry) -> Option<&Frame> {
+    row.row.site.as_ref()?.frame()
+}
+
+fn pool(row: &OwnerEntry) -> Option<Pool> {
+    row.row.pool.and_then(|pool| pool.pool)
+}
+
+impl OwnerEntry {
+    /// The rows of a device, in order.
+    pub fn all(of: &Waterfall) -> Vec<Self> {
+        let sites = of.rows.iter().filter_map(|row| row.site.as_ref());
+        let frames = sites.filter_map(|site| site.frame());
+        let names = FileNames::of(frames.map(|frame| &frame.file));
+        let whole = of.rows.first().map_or(0, |row| row.bytes);
+        let entry = |row: &OwnerRow| {
+            let name = name(row, of, &names);
+            let indented = format!("{}{name}", "  ".repeat(row.depth.into()));
+            Self {
+                device: of.index,
+                row: row.clone(),
+                whole,
+                name,
+                indented,
+            }
+        };
+        of.rows.iter().map(entry).collect()
+    }
+}
+
+fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
+    let of_pool = |words: &str| match row.pool {
+        Some(pool) => format!("{words}: {}", pool_name(pool)),
+        None => words.to_owned(),
+    };
+    match row.id {
+        OwnerKind::Process if of.driver.is_some_and(|driver| driver.process.is_some()) => {
+            "this process, as the driver counts it".to_owned()
+        }
+        OwnerKind::Process => "known memory of this process: the driver's count is not".to_owned(),
+        OwnerKind::Context => "CUDA's context and modules".to_owned(),
+        OwnerKind::BeforeAttach => {
+            "not seen: CUDA's context, modules, and libraries from before attach".to_owned()
+        }
+        OwnerKind::Library => {
+            let library = row.library.as_deref().unwrap_or_default();
+            let kind = row.kind.map_or("", |kind| kind.as_str());
+            let file = clean(library_file(library));
+            match purpose(library) {
+                Some(purpose) => format!("{file}, {kind} memory: {purpose}"),
+                None => format!("{file}, {kind} memory"),
+            }
+        }
+        OwnerKind::Line => {
+            let site = row.site.as_ref();
+            let site = site.map_or_else(
+                || "allocated before attach".to_owned(),
+                |site| names.site(site),
+            );
+            of_pool(&site)
+        }
+        OwnerKind::Reserved => "PyTorch's caching allocator: reserved".to_owned(),
+        OwnerKind::Requested => "requested by live tensors".to_owned(),
+        OwnerKind::Rounding => "rounding to the allocator's sizes".to_owned(),
+        OwnerKind::AwaitingEvent => of_pool("freed, awaits an event"),
+        OwnerKind::Cached => of_pool("cached"),
+        OwnerKind::InactiveSplit => of_pool("inactive split"),
+        OwnerKind::NotRead => "segments not read yet".to_owned(),
+        OwnerKind::Asleep => "asleep: reserved, but given back to CUDA".to_owned(),
+        OwnerKind::NotOnDevice => "reserved, but managed or host memory".to_owned(),
+    }
+}
+
+/// Sentences about the figures of a device.
+pub fn owner_notes(of: &Waterfall, now: TimeNs) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(reason) = &of.driver_unknown {
+        notes.push(format!(
+            "The driver's count is not whole: {}.",
+            clean(reason)
+        ));
+    } else if of.driver.is_none() {
+        notes.push("The driver was not asked: the sum has only what memprobe saw.".to_owned());
+    }
+    let difference = of
+        .rows
+        .iter()
+        .find(|row| matches!(row.id, OwnerKind::Context | OwnerKind::BeforeAttach));
+    if let Some(row) = difference {
+        notes.push(match (row.id, row.bytes) {
+            (_, ..0) => "The allocator has reserved more than CUDA gives this process: segments slept before attach, or \
+                         pools of other memory."
+                .to_owned(),
+            (OwnerKind::Context, _) => {
+                "CUDA's context and modules are the driver's count minus all known memory.".to_owned()
+            }
+            _ => "What is not seen is the driver's count minus all known memory.".to_owned(),
+        });
+    }
+    let whole = of.rows.first().map_or(0, |row| row.bytes);
+    if let Some(driver) = of.driver
+        && let Some(process) = driver.process
+        && (i128::from(process.0) != i128::from(whole) || !driver.is_exact)
+    {
+        let age = Duration::from_nanos(now.0.saturating_sub(driver.time.0));
+        notes.push(format!(
+            "The driver counted {} {} before; memory changed since, or while it was asked.",
+            human(process),
+            duration(age)
+        ));
+    }
+    notes
+}

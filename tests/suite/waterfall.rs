@@ -1,0 +1,402 @@
+//! Owners of a process's memory: the driver's count, down to the allocator's rounding, adds up to the byte.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memprobe_tests::cuda_programs::{Cuda, Entries, library_of_process};
+use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::{PyTorch, workloads};
+use rustix::process::Signal;
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: i64 = 1 << 20;
+
+/// Bytes of the simulated driver for its context and modules.
+const CONTEXT: i64 = 417 * MIB + 4096;
+
+/// Libraries, the call that gets their memory, and their bytes, of which none repeats.
+const OWNERS: [(&str, &str, i64); 4] = [
+    ("libnccl.so.2", "take", 34 * MIB),
+    ("libcublas.so.13", "take", 8 * MIB),
+    ("libnvshmem_host.so.3", "map", 66 * MIB),
+    (
+        "_extension.cpython-313-x86_64-linux-gnu.so",
+        "take",
+        14 * MIB,
+    ),
+];
+
+/// Account of the program itself.
+#[derive(Deserialize, Debug)]
+struct Truth {
+    used: i64,
+    allocated: i64,
+    reserved: i64,
+    requested: i64,
+    active: i64,
+    inactive_split: i64,
+    backed_by_pools: i64,
+    /// Address, size and pool.
+    segments: Vec<(u64, i64, (u64, u64))>,
+}
+
+impl Truth {
+    /// Bytes that the pools of the program have reserved. Those of PyTorch have the number 0.
+    fn reserved_by_pools(&self) -> i64 {
+        let own = self.segments.iter().filter(|(.., id)| *id != (0, 0));
+        own.map(|(_, size, _)| size).sum()
+    }
+
+    fn asleep(&self) -> i64 {
+        self.reserved_by_pools() - self.backed_by_pools
+    }
+}
+
+/// A program that holds memory, and a driver that counts it.
+struct Stage {
+    environment: TestEnvironment,
+    cuda: Cuda,
+    shared: TempDir,
+    libraries: TempDir,
+}
+
+struct Program<'a> {
+    stage: &'a Stage,
+    target: Background,
+    folder: TempDir,
+}
+
+impl Stage {
+    fn set() -> Option<Self> {
+        let environment = TestEnvironment::take()?;
+        if environment.pytorch().simulated_libraries().is_none() {
+            println!("skipped: the bytes of the owners are known on the simulated CUDA alone");
+            return None;
+        }
+        let cuda = Cuda::build(Entries::Trampolines);
+        cuda.nvml(&cuda.file("nvml"), &[]);
+        let libraries = tempfile::tempdir().expect("a folder");
+        for (name, ..) in OWNERS {
+            library_of_process(libraries.path(), "owner.c", name);
+        }
+        library_of_process(libraries.path(), "sleeping.c", "libsleeping.so");
+        Some(Self {
+            environment,
+            cuda,
+            shared: tempfile::tempdir().expect("a folder"),
+            libraries,
+        })
+    }
+
+    /// Arguments of the program, and variables of its driver.
+    fn settle(
+        &self,
+        command: &mut Command,
+        folder: &Path,
+        options: &[&str],
+        settings: &[(&str, &str)],
+    ) {
+        command.args(["--folder"]).arg(folder).args(options);
+        for (name, how, size) in OWNERS {
+            let library = self.libraries.path().join(name);
+            command.arg("--owner");
+            command.arg(format!("{}:{how}:{size}", library.display()));
+        }
+        command
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("CUDASIM_CTX_BYTES", CONTEXT.to_string())
+            .envs(settings.iter().copied());
+    }
+
+    /// Starts a program that waits before its first call into CUDA.
+    fn start(&self, pytorch: &PyTorch, options: &[&str], settings: &[(&str, &str)]) -> Program<'_> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = pytorch.command();
+        command.args(["-W", "ignore", "waterfall.py"]);
+        self.settle(&mut command, folder.path(), options, settings);
+        let mut target = Background::start(&mut command);
+        target.wait_for("READY");
+        Program {
+            stage: self,
+            target,
+            folder,
+        }
+    }
+
+    /// Records a program from its first instruction until a phase, in which it ends.
+    fn from_the_start(
+        &self,
+        pytorch: &PyTorch,
+        until: &str,
+        options: &[&str],
+        settings: &[(&str, &str)],
+    ) -> (Truth, Owners) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("trace.mprb");
+        let mut command = self.memprobe();
+        command.args(["record", "-o"]).arg(&file).arg("--");
+        command.arg(pytorch.python()).args(["-W", "ignore"]);
+        command.arg(workloads().join("waterfall.py"));
+        command.args(["--until", until]);
+        self.settle(&mut command, folder.path(), options, settings);
+        Background::start(&mut command).finish().succeeded();
+        let text = std::fs::read_to_string(folder.path().join(format!("{until}.json")));
+        let truth = serde_json::from_str(&text.expect("an account")).expect("JSON");
+        (truth, self.owners(&file))
+    }
+
+    /// Rows of the report.
+    fn owners(&self, file: &Path) -> Owners {
+        let report = self.report(file);
+        let devices = report["devices"].as_array().expect("devices");
+        let [device] = devices.as_slice() else {
+            panic!("one device: {report}");
+        };
+        Owners {
+            device: device.clone(),
+        }
+    }
+
+    fn memprobe(&self) -> Command {
+        let mut command = self.environment.memprobe();
+        command
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("LD_LIBRARY_PATH", self.cuda.file("nvml"));
+        command
+    }
+
+    fn pools(&self) -> String {
+        let library = self.libraries.path().join("libsleeping.so");
+        library.display().to_string()
+    }
+
+    fn report(&self, file: &Path) -> Value {
+        let file = file.to_str().expect("a path");
+        let arguments = ["report", file, "--by", "owner", "--format", "json"];
+        let printed = self.environment.run(&arguments).succeeded();
+        serde_json::from_str(&printed.stdout).expect("JSON")
+    }
+}
+
+impl Program<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn record(&self, name: &str) -> Background {
+        let mut command = self.stage.memprobe();
+        command.args(["record", "-o"]).arg(self.path(name));
+        command.args(["--pid", &self.target.pid().to_string()]);
+        let mut recording = Background::start(&mut command);
+        recording.wait_for("recording");
+        recording
+    }
+
+    /// Lets the program go on to a phase; returns its account there.
+    fn enter(&mut self, phase: &str) -> Truth {
+        std::fs::write(self.path(phase), "").expect("written");
+        self.target.wait_for(&format!("AT {phase}"));
+        let text = std::fs::read_to_string(self.path(&format!("{phase}.json")));
+        serde_json::from_str(&text.expect("an account")).expect("JSON")
+    }
+
+    /// Ends a recording; returns the rows of its report.
+    fn owners(&self, recording: Background, name: &str) -> Owners {
+        recording.signal(Signal::INT);
+        recording.finish().succeeded();
+        self.stage.owners(&self.path(name))
+    }
+}
+
+/// Rows of the report on one device.
+struct Owners {
+    device: Value,
+}
+
+impl Owners {
+    fn rows(&self) -> &[Value] {
+        self.device["rows"].as_array().expect("rows")
+    }
+
+    fn sum(&self, owner: &str) -> i64 {
+        let rows = self.rows().iter().filter(|row| row["owner"] == owner);
+        rows.map(|row| row["bytes"].as_i64().expect("bytes")).sum()
+    }
+
+    /// Bytes by the file name of the library.
+    fn libraries(&self) -> BTreeMap<String, i64> {
+        let rows = self.rows().iter().filter(|row| row["owner"] == "library");
+        let bytes = rows.map(|row| {
+            let path = row["library"].as_str().expect("a path");
+            let name = path.rsplit('/').next().unwrap_or(path);
+            (name.to_owned(), row["bytes"].as_i64().expect("bytes"))
+        });
+        bytes.collect()
+    }
+
+    /// The rows below each row add up to it.
+    fn assert_adds_up(&self) {
+        let rows = self.rows();
+        let depth = |row: &Value| row["depth"].as_u64().expect("a depth");
+        let bytes = |row: &Value| row["bytes"].as_i64().expect("bytes");
+        for (at, row) in rows.iter().enumerate() {
+            let below = rows[at + 1..].iter();
+            let below: Vec<&Value> = below.take_while(|it| depth(it) > depth(row)).collect();
+            let parts = below.iter().filter(|it| depth(it) == depth(row) + 1);
+            // The lines of a context have no bytes: the driver alone knows them.
+            let is_context = row["owner"] == "context";
+            if !below.is_empty() && !is_context {
+                let sum: i64 = parts.map(|it| bytes(it)).sum();
+                assert_eq!(sum, bytes(row), "below {row}: {below:#?}");
+            }
+        }
+    }
+
+    /// The allocator's part is the allocator's own account, and the whole is the driver's.
+    fn assert_allocator(&self, truth: &Truth, name: &str) {
+        self.assert_adds_up();
+        println!("{name}: {:#?}", self.device);
+        assert_eq!(self.sum("process"), truth.used, "{name}");
+        assert_eq!(self.device["process"], truth.used, "{name}");
+        assert_eq!(self.device["exact"], true, "{name}");
+        assert_eq!(self.sum("reserved"), truth.reserved, "{name}");
+        assert_eq!(
+            self.sum("rounding"),
+            truth.active - truth.requested,
+            "{name}"
+        );
+        let live = self.sum("requested") + self.sum("rounding");
+        assert_eq!(live, truth.allocated, "{name}");
+        assert_eq!(self.sum("inactive_split"), truth.inactive_split, "{name}");
+        let free = self.sum("cached") + self.sum("inactive_split");
+        assert_eq!(free, truth.reserved - truth.active, "{name}");
+        assert_eq!(self.sum("not_read"), 0, "{name}");
+        assert_eq!(self.sum("asleep"), -truth.asleep(), "{name}");
+    }
+
+    /// Every owner was seen from its first call.
+    fn assert_libraries(&self, name: &str) {
+        let owners = OWNERS.map(|(library, _, bytes)| (library.to_owned(), bytes));
+        assert_eq!(self.libraries(), owners.into(), "{name}");
+        assert_eq!(self.sum("context"), CONTEXT, "{name}");
+    }
+}
+
+#[test]
+fn owners_are_the_known_ones_and_add_up_to_the_byte() {
+    let Some(stage) = Stage::set() else { return };
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        for settings in [
+            &[][..],
+            &[("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")],
+        ] {
+            let (truth, owners) = stage.from_the_start(pytorch, "awake", &[], settings);
+            owners.assert_allocator(&truth, "from the start");
+            owners.assert_libraries("from the start");
+            let rows = owners.rows().iter();
+            let purposes: Vec<&str> = rows.filter_map(|row| row["purpose"].as_str()).collect();
+            for known in ["NCCL", "cuBLAS", "NVSHMEM"] {
+                let is_known = purposes.iter().any(|purpose| purpose.starts_with(known));
+                assert!(is_known, "{known}: {purposes:?}");
+            }
+            let at = owners
+                .rows()
+                .iter()
+                .position(|row| row["owner"] == "context");
+            let line = &owners.rows()[at.expect("a context") + 1];
+            let file = line["file"].as_str().expect("the line of the context");
+            assert!(file.ends_with("waterfall.py"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn what_was_there_before_attach_is_the_difference_to_the_driver() {
+    let Some(stage) = Stage::set() else { return };
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut program = stage.start(pytorch, &[], &[]);
+        program.enter("awake");
+        let recording = program.record("late.mprb");
+        let truth = program.enter("asleep");
+        let owners = program.owners(recording, "late.mprb");
+        owners.assert_allocator(&truth, "attached late");
+        let unseen: i64 = OWNERS.iter().map(|(.., bytes)| bytes).sum();
+        assert_eq!(owners.sum("before_attach"), CONTEXT + unseen);
+    }
+}
+
+#[test]
+fn pools_that_sleep_and_wake_agree_with_pytorch_and_the_driver() {
+    let Some(stage) = Stage::set() else { return };
+    let pools = stage.pools();
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        for pieces in ["1", "2"] {
+            for until in ["awake", "asleep", "awake_again", "freed"] {
+                let settings = [("SLEEPING_PIECES", pieces)];
+                let options = ["--pools", &pools];
+                let (truth, owners) = stage.from_the_start(pytorch, until, &options, &settings);
+                let name = format!("{until}, in {pieces} pieces");
+                let is_asleep = until == "asleep" || until == "freed";
+                assert_eq!(truth.asleep() > 0, is_asleep, "{truth:?}");
+                owners.assert_allocator(&truth, &name);
+                owners.assert_libraries(&name);
+            }
+        }
+    }
+}
+
+#[test]
+fn pools_that_sleep_or_wake_after_a_late_attach_agree_with_the_driver() {
+    let Some(stage) = Stage::set() else { return };
+    let pools = stage.pools();
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut program = stage.start(pytorch, &["--pools", &pools], &[]);
+        program.enter("awake");
+        let unseen: i64 = OWNERS.iter().map(|(.., bytes)| bytes).sum();
+        for (before, phase) in [("awake", "asleep"), ("asleep", "awake_again")] {
+            let name = format!("{phase}.mprb");
+            let recording = program.record(&name);
+            // The segments are known then.
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            let truth = program.enter(phase);
+            let owners = program.owners(recording, &name);
+            let name = format!("{phase}, attached while {before}");
+            owners.assert_allocator(&truth, &name);
+            assert_eq!(owners.sum("before_attach"), CONTEXT + unseen, "{name}");
+        }
+        // Asleep before attach: the allocator counts more than the driver, and nothing says what.
+        let truth = program.enter("asleep_again");
+        let recording = program.record("before.mprb");
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let owners = program.owners(recording, "before.mprb");
+        owners.assert_adds_up();
+        assert_eq!(owners.sum("process"), truth.used);
+        let difference = CONTEXT + unseen - truth.asleep();
+        assert_eq!(owners.sum("before_attach"), difference);
+    }
+}
+
+#[test]
+fn a_pool_of_managed_memory_is_reserved_and_nothing_twice() {
+    let Some(stage) = Stage::set() else { return };
+    let pools = stage.pools();
+    let options = [
+        "--pools",
+        &pools,
+        "--functions",
+        "managed_malloc,managed_free",
+    ];
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let (truth, owners) = stage.from_the_start(pytorch, "awake", &options, &[]);
+        owners.assert_adds_up();
+        owners.assert_libraries("managed");
+        assert_eq!(owners.sum("process"), truth.used);
+        assert_eq!(owners.sum("reserved"), truth.reserved);
+        assert!(truth.reserved_by_pools() > 0);
+        assert_eq!(owners.sum("not_on_device"), -truth.reserved_by_pools());
+    }
+}

@@ -1,0 +1,123 @@
+"""Memory of several owners: libraries, pools whose memory sleeps and wakes, PyTorch's own pools.
+
+Prints `READY` and waits for the file `awake`, before its first call into CUDA. Then goes through its phases. In each it
+writes its own account to `PHASE.json`, prints `AT PHASE` and waits for a file with the name of the next one. With
+`--until` it waits for nobody, and ends in that phase.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import time
+
+import torch
+
+MIB = 1 << 20
+PHASES = ["awake", "asleep", "awake_again", "asleep_again", "freed"]
+
+
+def block(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def account(library):
+    free, total = torch.cuda.mem_get_info()
+    stats = torch.cuda.memory_stats()
+    return {
+        "used": total - free,
+        "total": total,
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "requested": stats["requested_bytes.all.current"],
+        "active": stats["active_bytes.all.current"],
+        "inactive_split": stats["inactive_split_bytes.all.current"],
+        "backed_by_pools": library.sleeping_backed() if library else 0,
+        "segments": [
+            [segment["address"], segment["total_size"], list(segment["segment_pool_id"])]
+            for segment in torch.cuda.memory_snapshot()
+        ],
+    }
+
+
+def write(path, content):
+    with open(path + ".new", "w") as file:
+        json.dump(content, file)
+    os.rename(path + ".new", path)
+
+
+def use_libraries(owners):
+    """Each library gets memory, of the size that is given."""
+    for owner in owners:
+        path, how, size = owner.rsplit(":", 2)
+        library = ctypes.CDLL(path)
+        call = getattr(library, "owner_" + how)
+        call.argtypes = [ctypes.c_size_t]
+        assert call(int(size)) == 0, owner
+
+
+def fill_pools(path, functions):
+    """Two pools over memory of the library, and PyTorch's own pools beside them."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(path, *functions)
+    pools = [torch.cuda.MemPool(allocator.allocator()) for _ in range(2)]
+    kept = [allocator, *pools]
+    with torch.cuda.use_mem_pool(pools[0]):
+        weights = [block(size) for size in (30 * MIB, 5 * MIB, 700_000)]
+    with torch.cuda.use_mem_pool(pools[1]):
+        cache = [block(64 * MIB), block(12 * MIB)]
+    del cache[1]
+    return [kept, weights, cache]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--owner", action="append", default=[])
+    parser.add_argument("--pools", help="library with the allocator of the pools")
+    parser.add_argument("--functions", default="sleeping_malloc,sleeping_free")
+    parser.add_argument("--until", choices=PHASES)
+    options = parser.parse_args()
+    at = lambda name: os.path.join(options.folder, name)
+    print("READY", flush=True)
+    if not options.until:
+        wait_for(at(PHASES[0]))
+    torch.cuda.init()
+    kept = [block(size) for size in (1000, 24 * MIB, 5 * MIB, 3 * MIB)]
+    del kept[2]
+    use_libraries(options.owner)
+    library, pools = None, []
+    if options.pools:
+        pools = fill_pools(options.pools, options.functions.split(","))
+        library = ctypes.CDLL(options.pools)
+        library.sleeping_backed.restype = ctypes.c_size_t
+    for number, phase in enumerate(PHASES):
+        if library and phase.startswith("asleep"):
+            library.sleeping_sleep()
+        if library and phase == "awake_again":
+            assert library.sleeping_wake() == 0
+        if phase == "freed":
+            # The cache sleeps when its pool is freed.
+            kept.append(block(2 * MIB))
+            if pools:
+                pools[2].clear()
+                del pools[0][2]
+            gc.collect()
+            torch.cuda.empty_cache()
+        write(at(phase + ".json"), account(library))
+        print("AT", phase, flush=True)
+        if phase == options.until:
+            # The last readings of the driver and the allocator are of this phase.
+            time.sleep(4)
+            break
+        if not options.until:
+            wait_for(at(PHASES[number + 1] if phase != PHASES[-1] else "end"))
+    os._exit(0)
+
+
+main()

@@ -41,9 +41,9 @@ impl Server {
         command.args(["kv_server.py", "--folder"]);
         command.arg(folder.path()).args(arguments);
         let mut program = Background::start(&mut command);
-        let printed = program.wait_for("READY");
-        let mut lines = printed.lines();
-        let pid = lines.find_map(|line| line.strip_prefix("PID "));
+        let line = program.wait_for("PID ");
+        program.wait_for("READY");
+        let pid = line.strip_prefix("PID ");
         let pid = pid.expect("its PID").trim().parse().expect("a number");
         Self {
             program,

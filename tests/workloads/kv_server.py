@@ -16,6 +16,8 @@ import pathlib
 import random
 import time
 
+import torch
+
 BLOCKS = 600
 TOKENS = 16
 LAYERS = 4
@@ -222,8 +224,6 @@ class Scheduler:
 
 class ModelRunner:
     def __init__(self):
-        import torch
-
         self.model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(LAYERS)]).cuda()
         self.kv_cache_config = CacheConfig(BLOCKS)
         raw = [torch.zeros(BLOCKS * PAGE, dtype=torch.int8, device="cuda") for _ in range(LAYERS)]

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const LIMIT: u64 = 1 << 20;
@@ -105,6 +105,10 @@ fn each_process_of_a_directory_keeps_to_the_size() {
     let printed = recording.finish().succeeded().stderr;
     assert!(printed.contains("--max-size:"), "{printed}");
     let report = environment.report(&file);
+    // The command runs on after its recording.
+    let pid = report["pid"].as_i64().expect("a PID");
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a PID")).expect("a PID");
+    kill_process(pid, Signal::KILL).expect("the command is there");
     assert_eq!(report["truncated"], false, "{report}");
     check_sum(&report);
 }

@@ -315,7 +315,7 @@ fn pytorchs_command_line_reads_an_exported_snapshot() {
     let recorded = RecordedTraining::take(&environment);
     recorded.export(&environment, "trace.pickle", &[]);
     let pickle = recorded.path("trace.pickle");
-    for (verb, expected) in [("trace", "entries"), ("segsum", "total_reserved")] {
+    for (verb, expected) in [("trace", "entries"), ("stats", "total_reserved")] {
         let mut python = environment.pytorch().command();
         python.args(["-m", "torch.cuda._memory_viz", verb, text(&pickle)]);
         let printed = Background::start(&mut python).finish().succeeded().stdout;

@@ -291,6 +291,33 @@ fn several_libraries_at_once_are_distinguished() {
 }
 
 #[test]
+fn pools_over_cuda_have_their_names() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    let cuda = Cuda::build(Entries::ALL[0]);
+    let program = cuda.program("pools", Cudart::Dynamic, &[]);
+    let seen = Seen::of(&environment, &cuda, &program);
+    seen.assert_right();
+    let lines = seen.report["devices"][0]["lines"]
+        .as_array()
+        .expect("lines");
+    let pools = lines
+        .iter()
+        .filter_map(|line| line["pools"].as_array())
+        .flatten();
+    let pools: BTreeMap<&str, u64> = pools
+        .map(|pool| {
+            let name = pool["name"].as_str().expect("a name");
+            (name, pool["live"].as_u64().expect("bytes"))
+        })
+        .collect();
+    // The rest is RMM's without a pool.
+    let expected = BTreeMap::from([("RMM pool", 3 << 20), ("XLA BFC pool", 5 << 20)]);
+    assert_eq!(pools, expected, "{lines:#?}");
+}
+
+#[test]
 fn code_without_frame_pointers_has_native_stacks_with_lines() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
@@ -492,7 +519,10 @@ fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
     let library = library.to_str().expect("UTF-8");
     for layered in Layered::each(&environment, None, &["--pluggable", library]) {
         layered.assert_calls_are_the_allocations();
-        let by_it = layered.events.iter().filter(|event| {
+        // The failed request is an event of its own.
+        let allocations = layered.events.iter();
+        let allocations = allocations.filter(|event| event.action == "cuda_alloc");
+        let by_it = allocations.filter(|event| {
             event
                 .native
                 .first()

@@ -35,6 +35,7 @@ Examples:
   sudo memprobe snapshot train.py            the one process that runs this script
   sudo memprobe snapshot 1234 --by shape
   sudo memprobe snapshot 1234 --by retainer  who keeps the memory alive
+  sudo memprobe snapshot 1234 --by request   requests of vLLM or SGLang in the KV cache
   sudo memprobe snapshot 1234 -o a.json      to keep, and for `memprobe diff a.json b.json`
   memprobe snapshot a.json                   print a snapshot again; needs no root
   sudo memprobe snapshot 1234 --watch 5s     first all tensors, then each change
@@ -80,6 +81,9 @@ pub struct SnapshotArgs {
 impl SnapshotArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let mut options = self.rows.options()?;
+        if options.by == GroupBy::Request && self.watch.is_some() {
+            bail!("--watch compares tensors: leave out --by request");
+        }
         if let Some(file) = self.file() {
             self.check_file(file)?;
             return print(file, &options);
@@ -227,6 +231,8 @@ const ROWS: &[Choice<GroupBy>] = choices! {
     "line" => GroupBy::Site, "The line that allocated it, if memprobe watched the allocation";
     "retainer" => GroupBy::Retainer, "The variable or container that keeps the memory alive, also through graphs of \
         tensors";
+    "request" => GroupBy::Request, "A request of a server: the KV cache by request, shared, cached and free (vLLM, \
+        SGLang)";
 };
 
 pub(super) const ORDERS: &[Choice<Order>] = choices! {

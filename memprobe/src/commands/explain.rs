@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep_until};
 
 use super::host::{HostProbes, Scope};
-use super::snapshot::{BlockProbes, BlockTracker, CaptureMode, taken_with_gpus};
+use super::snapshot::{BlockProbes, BlockTracker, CaptureMode, add_scheduler, taken_with_gpus};
 use super::stdout::{self, OutputContent, Stdout};
 use super::top::Once;
 use super::waiting::remove_probes;
@@ -93,7 +93,8 @@ impl Explain {
         let (tgid, manner) = (self.tgid, self.manner);
         tracker.begin();
         let mut taking = tokio::task::spawn_blocking(move || {
-            let snapshot = taken_with_gpus(tgid, manner, Allocators::Cuda)?;
+            let mut snapshot = taken_with_gpus(tgid, manner, Allocators::Cuda)?;
+            add_scheduler(&mut snapshot, tgid, manner);
             anyhow::Ok((snapshot, sample_driver()))
         });
         let outcome = loop {

@@ -14,19 +14,21 @@ use super::Interrupts;
 use super::record::progress::Progress;
 use super::stdout::{self, OutputContent, Stdout};
 use super::waiting::show_while;
-use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
+use crate::event::{KvGap, Tgid};
 use crate::ledger::{Analysis, AnalyzedLedger};
 use crate::output::OutputPlan;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
+use crate::process::facts;
 use crate::report::{ReportError, TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
 use crate::session::{HostItem, gpus};
-use crate::tensors::{Sites, without};
+use crate::tensors::{GroupBy, Sites, without};
+use crate::torch::serving::pools_of;
 use crate::torch::tensors::{ReadProgress, ReadStage, SnapshotError, take};
 use crate::view::{consistency, count, counted};
 
@@ -54,7 +56,10 @@ impl Snapshots {
         let plan = output.map(OutputPlan::check).transpose()?;
         // Says what is wrong with a number that is none of a process.
         drop(Watched::open(self.tgid)?);
-        let snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
+        let mut snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
+        if self.options.by == GroupBy::Request {
+            add_scheduler(&mut snapshot, self.tgid, self.manner);
+        }
         let mut progress = Progress::new(false);
         if let Some(limit) = snapshot.limit {
             progress.say(&beyond_limit(limit));
@@ -234,6 +239,34 @@ pub(super) fn taken(
         Allocators::Cuda => without(snapshot, TensorDevice::Cpu),
         Allocators::CudaAndCpu => snapshot,
     })
+}
+
+/// Adds what the scheduler says whose process started this one, if this one has the tensors of a KV cache alone. Blocks
+/// while that process is read.
+pub(super) fn add_scheduler(snapshot: &mut TensorSnapshot, tgid: Tgid, manner: CaptureMode) {
+    if snapshot.kv.gap != Some(KvGap::NoScheduler) {
+        return;
+    }
+    let Some(parent) = facts::parent(tgid) else {
+        return;
+    };
+    let none = format!(
+        "neither this process nor PID {} has a scheduler's objects",
+        parent.0
+    );
+    let gap = match pools_of(parent, manner) {
+        Ok(found) if found.pools.is_empty() => match found.gap {
+            Some(KvGap::Other(words)) => words,
+            Some(KvGap::NoScheduler) | None => none.into(),
+        },
+        Ok(found) => {
+            snapshot.kv.pools = found.pools;
+            snapshot.kv.gap = found.gap;
+            return;
+        }
+        Err(error) => format!("{none}, which cannot be read: {error}").into(),
+    };
+    snapshot.kv.gap = Some(KvGap::Other(gap));
 }
 
 /// Writes to standard output; `None` where its reader has gone.

@@ -9,6 +9,7 @@ mod capture_options;
 mod context;
 mod driver;
 mod gpu;
+mod kv_cache;
 mod names;
 mod segments;
 mod target;
@@ -28,6 +29,7 @@ pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
 pub use driver::{DriverCount, DriverReading};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
+pub use kv_cache::{KvCaches, KvGap, KvPool, KvRequest, KvUnit, PrivateFree};
 pub use names::{
     BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
 };
@@ -49,7 +51,7 @@ macro_rules! as_str {
         }
     )*};
 }
-as_str!(Action CudaMemoryKind Detail Grad MarkedPhase NoStack PoolSize PrivatePoolState TensorKind);
+as_str!(Action CudaMemoryKind Detail Grad KvUnit MarkedPhase NoStack PoolSize PrivatePoolState TensorKind);
 
 /// A process, as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]

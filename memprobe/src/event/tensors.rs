@@ -11,7 +11,8 @@ use std::time::Duration;
 use strum::{EnumString, IntoStaticStr};
 
 use crate::event::{
-    Address, Bytes, CalledModule, DeviceIndex, Frame, StepSettings, Target, TimeNs, Totals,
+    Address, Bytes, CalledModule, DeviceIndex, Frame, KvCaches, StepSettings, Target, TimeNs,
+    Totals,
 };
 
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -40,6 +41,8 @@ pub struct TensorSnapshot {
     /// The most tensors that memprobe reads, if the process has more. The others are missing here, and their blocks
     /// seem to have no tensor.
     pub limit: Option<u64>,
+    /// The KV caches that a server's scheduler divides among requests.
+    pub kv: KvCaches,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

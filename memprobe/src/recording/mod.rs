@@ -72,7 +72,7 @@ pub use reader::Reader;
 pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub use sources::{RecordedSource, RecordedSources, SourceSection};
-pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
+pub(crate) use tensors::{BlockRecord, KvCachesRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.

@@ -7,7 +7,7 @@ use super::lines::{callers, shown_callers};
 use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{LineRow, PurposeInfo, Site};
 use crate::view::table::{Cell, Output, Table};
-use crate::view::{FileNames, LineCells, counted};
+use crate::view::{FileNames, LineCells, counted, pool_words};
 
 /// One row. `kind` is `others` for all hidden rows, and `before_attach` or `unaccounted` for what
 /// completes the allocator's total.
@@ -107,11 +107,11 @@ impl LineCells for HeldRow<'_> {
 
     fn trailing(&self) -> Cell<'_> {
         let callers = self.line.map(shown_callers).unwrap_or_default();
-        Cell::list(
-            callers
-                .into_iter()
-                .map(|frame| format!("<- {}", self.names.frame(frame))),
-        )
+        let callers = callers
+            .into_iter()
+            .map(|frame| format!("<- {}", self.names.frame(frame)));
+        let pools = self.line.and_then(pool_words);
+        Cell::list(pools.into_iter().chain(callers))
     }
 
     fn callers(&self) -> Cell<'_> {

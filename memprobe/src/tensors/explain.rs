@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::kv_cache::kv_tables;
 use super::sweep::{AddressRange, sweep};
 use super::{Account, DeviceTable, Reason, Row, RowKind, TensorTable};
 use crate::event::tensors::{
@@ -11,18 +12,22 @@ use crate::event::{Bytes, DeviceIndex, Totals};
 
 pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
     let found = Found::of(snapshot);
+    let devices: Vec<DeviceTable> = found
+        .devices
+        .iter()
+        .map(|(order, there)| device_table(snapshot, &found, order.1, there))
+        .collect();
     TensorTable {
+        kv: kv_tables(snapshot, &devices),
+        kv_gap: snapshot.kv.gap.clone(),
+        private_free: snapshot.kv.private_free.clone(),
         target: snapshot.target.clone(),
         taken_ms: snapshot.taken_ms,
         consistency: snapshot.consistency,
         objects: snapshot.objects,
         unread: snapshot.unread.clone(),
         limit: snapshot.limit,
-        devices: found
-            .devices
-            .iter()
-            .map(|(order, there)| device_table(snapshot, &found, order.1, there))
-            .collect(),
+        devices,
     }
 }
 

@@ -22,6 +22,8 @@ pub enum GroupBy {
     Site,
     /// By the variable or container that keeps the storage alive.
     Retainer,
+    /// By request of a server: rows of its KV cache instead of tensors.
+    Request,
 }
 
 impl GroupBy {
@@ -100,7 +102,7 @@ enum Shares {
 impl<'a> Key<'a> {
     fn of(at: usize, row: &'a Row, by: GroupBy) -> Self {
         match by {
-            GroupBy::Nothing => Self::Alone(at),
+            GroupBy::Nothing | GroupBy::Request => Self::Alone(at),
             GroupBy::Unnamed if row.name().is_some() => Self::Alone(at),
             GroupBy::Unnamed => Self::Equal(Alike::of(row, Likeness::Source)),
             GroupBy::Shape => Self::Equal(Alike::of(row, Likeness::Shape)),

@@ -8,6 +8,7 @@ mod agreement;
 mod diff;
 mod explain;
 mod group;
+mod kv_cache;
 mod named;
 mod select;
 mod sites;
@@ -24,13 +25,14 @@ pub use agreement::agreed;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
+pub use kv_cache::{KvBytesSource, KvRow, KvTable, KvUsage, ServerMemory, server_memory};
 pub use named::named;
 pub use select::without;
 pub use sites::Sites;
 
 use crate::event::Target;
 use crate::event::tensors::{Consistency, DType, Name, Retainer, TensorDevice, TensorKind};
-use crate::event::{Address, Bytes, Frame, Totals};
+use crate::event::{Address, Bytes, Frame, KvGap, PrivateFree, Totals};
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorTable {
@@ -46,6 +48,12 @@ pub struct TensorTable {
     pub limit: Option<u64>,
     /// By device: CUDA devices first.
     pub devices: Vec<DeviceTable>,
+    /// A server's KV cache, by device.
+    pub kv: Vec<KvTable>,
+    /// Reason that a KV cache is not divided.
+    pub kv_gap: Option<KvGap>,
+    /// Free bytes of each device in the allocator's private pools.
+    pub private_free: Vec<PrivateFree>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -8,7 +8,10 @@ use crate::event::tensors::{
     Block, Consistency, DType, DeviceTotals, Name, Retainer, Storage, Tensor, TensorDevice,
     TensorKind, TensorSnapshot,
 };
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, Totals};
+use crate::event::{
+    Address, Bytes, DeviceIndex, Frame, KvCaches, KvPool, KvRequest, KvUnit, PrivateFree, Tgid,
+    Totals,
+};
 
 /// Address of the first block.
 pub(crate) const BASE: u64 = 0x7f20_0000_0000;
@@ -299,6 +302,47 @@ pub(crate) fn graph() -> TensorSnapshot {
     }
     let first = made.snapshot.tensors[0].storage.expect("it has one");
     made.tensor(first, &[64, 64], plain("main.py:3 main() -> view"));
+    made.finish()
+}
+
+/// A server with a KV cache of 8 blocks in two layers, two of its requests with a common prefix.
+pub(crate) fn server() -> TensorSnapshot {
+    let mut made = Building::new();
+    made.alone(&[64, 64], parameter("layers.0.weight"), None);
+    for layer in 0..2 {
+        let cache = Tensor {
+            kind: TensorKind::KvCache,
+            ..plain(&format!("runner.kv_caches[{layer}]"))
+        };
+        made.alone(&[8, 1024], cache, None);
+    }
+    made.alone(&[300], plain("serve.py:9 serve() -> logits"), None);
+    let request = |id: &str, own, shared| KvRequest {
+        id: id.into(),
+        own,
+        shared,
+    };
+    made.snapshot.kv = KvCaches {
+        pools: vec![KvPool {
+            scheduler: Some(Tgid(4242)),
+            class: "BlockPool".into(),
+            unit: KvUnit::Block,
+            total: 8,
+            tokens_per_unit: Some(16),
+            requests: vec![request("chat-1", 1, 1), request("chat-\u{1b}2", 2, 1)],
+            shared: 1,
+            cached: 1,
+            free: 2,
+            reserved: 1,
+            unclaimed: 0,
+            configured: Some(Bytes(64 << 10)),
+        }],
+        gap: None,
+        private_free: vec![PrivateFree {
+            device: DeviceIndex(0),
+            bytes: Bytes(512 << 10),
+        }],
+    };
     made.finish()
 }
 

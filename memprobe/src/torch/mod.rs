@@ -8,6 +8,7 @@ pub mod names;
 pub mod node_name;
 pub mod objects;
 pub(crate) mod purpose;
+pub mod serving;
 pub mod tensors;
 mod versions;
 

@@ -1,9 +1,9 @@
 //! Cells and rows that several tables have in common.
 
-use super::names::{BEFORE_ATTACH, UNACCOUNTED};
+use super::names::{BEFORE_ATTACH, UNACCOUNTED, line_pools};
 use super::table::Cell;
 use crate::event::Frame;
-use crate::ledger::snapshot::Site;
+use crate::ledger::snapshot::{LineRow, Site};
 
 pub fn known_line(frame: &Frame) -> Option<u32> {
     (frame.line != 0).then_some(frame.line)
@@ -51,6 +51,18 @@ pub fn node(site: Option<&Site>) -> Cell<'_> {
 
 pub fn frames(frames: &[Frame]) -> Cell<'_> {
     Cell::list(frames.iter().map(frame))
+}
+
+/// Live bytes of a line by the pool over CUDA, inferred from native code; blank if no stack shows one.
+pub fn pools(line: &LineRow) -> Cell<'static> {
+    let pools = line_pools(line);
+    if pools.is_empty() {
+        return Cell::Blank;
+    }
+    let pools = pools.into_iter();
+    let pools =
+        pools.map(|(name, live)| Cell::Object(vec![("name", name.into()), ("live", live.into())]));
+    Cell::List(pools.collect())
 }
 
 /// A row that completes a sum to the allocator's total.

@@ -75,7 +75,7 @@ pub trait LineCells {
     }
 }
 
-pub const fn line_columns<R: LineCells>() -> [Column<R>; 21] {
+pub const fn line_columns<R: LineCells>() -> [Column<R>; 22] {
     columns![|row: R|
         data("device") => row.device(),
         data("kind") => row.kind(),
@@ -98,5 +98,6 @@ pub const fn line_columns<R: LineCells>() -> [Column<R>; 21] {
         trail() => row.trailing(),
         json("callers") => row.callers(),
         json("node") => cells::node(row.site()),
+        json("pools") => row.line().map_or(Cell::Blank, cells::pools),
     ]
 }

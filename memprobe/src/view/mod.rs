@@ -10,6 +10,7 @@ pub mod cells;
 mod command;
 mod gpus;
 mod host;
+mod kv_cache;
 mod lines;
 mod markup;
 mod names;
@@ -39,11 +40,12 @@ pub use host::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, doubtful_devices, driver_gap,
     process_state, rank, top_line_names,
 };
+pub use kv_cache::{kv_gap, kv_summary, kv_title, kv_unit, kv_usage, server_memory_words};
 pub use lines::{CHANGE, GROWTH, GROWTH_PER_ITERATION, LineCells, RATE, line_columns};
 pub use markup::escaped;
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_file, library_name,
-    named_site, named_stack, native_place, place, process, whole_frame,
+    named_site, named_stack, native_place, place, pool_words, process, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use outside::{OutsideEntry, outside_columns};

@@ -4,8 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::text::{CUT, clean, fit};
-use crate::event::{DeviceIndex, Frame, Stack, StackKind, Target};
-use crate::ledger::snapshot::{OutsideRow, Site};
+use crate::cuda::pools::pool_of;
+use crate::event::bytes::human;
+use crate::event::{Bytes, DeviceIndex, Frame, Stack, StackKind, Target};
+use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
 
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
 /// Row name for memory that was live when the process was opened, where accounting starts at opening.
@@ -137,6 +139,34 @@ pub fn library_name(row: &OutsideRow) -> &str {
 /// Returns the file name of a library.
 pub fn library_file(library: &str) -> &str {
     tail(library, 1)
+}
+
+/// Live bytes of a line by the allocator that divides them, inferred from the native code on each stack.
+pub(super) fn line_pools(line: &LineRow) -> Vec<(&'static str, Bytes)> {
+    let mut pools: Vec<(&'static str, Bytes)> = Vec::new();
+    for row in &line.stacks {
+        let frames = row.stack.frames.iter();
+        let frames = frames.map(|frame| (&*frame.function, frame.library.as_deref()));
+        let Some(pool) = pool_of(frames) else {
+            continue;
+        };
+        match pools.iter_mut().find(|(known, _)| *known == pool) {
+            Some((_, sum)) => sum.0 = sum.0.saturating_add(row.live.0),
+            None => pools.push((pool, row.live)),
+        }
+    }
+    pools
+}
+
+/// Returns the allocators that divide the memory of a line; `None` if no stack shows one.
+pub fn pool_words(line: &LineRow) -> Option<String> {
+    let pools = line_pools(line);
+    let words = pools.iter().map(|(pool, bytes)| {
+        let part = (*bytes != line.live).then(|| format!("{} in ", human(*bytes)));
+        part.unwrap_or_default() + pool
+    });
+    let words = words.collect::<Vec<_>>().join(", ");
+    (!pools.is_empty()).then(|| format!("({words}; inferred)"))
 }
 
 /// Returns the path components that a name needs: `__init__.py` is meaningless without its directory.

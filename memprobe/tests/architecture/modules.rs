@@ -115,6 +115,7 @@ pub const PURE_FILES: &[&str] = &[
     "cuda/checkpoint/steps.rs",
     "cuda/identity.rs",
     "cuda/libraries.rs",
+    "cuda/pools.rs",
     "torch/names.rs",
 ];
 
@@ -203,6 +204,7 @@ pub const MODULES: &[Module] = &[
         name: "view",
         uses: &[
             "event",
+            "cuda::pools",
             "ledger::snapshot",
             "tensors",
             "attribution::tables",

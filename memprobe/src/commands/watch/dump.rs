@@ -387,8 +387,7 @@ mod tests {
 
     use super::*;
     use crate::commands::watch::flight::FlightRecorder;
-    use crate::cuda::nvml::DeviceMemory;
-    use crate::cuda::nvml::{Hardware, Usage};
+    use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
     use crate::event::{LabeledBlock, PurposeId, StackId, Tid, Totals};
     use crate::recording::Reader;
 

@@ -93,7 +93,7 @@ impl Class {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
 
-    pub(super) fn has_attributes(&self) -> bool {
+    pub(crate) fn has_attributes(&self) -> bool {
         self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
     }
 

@@ -72,7 +72,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     /// Value of an int. Returns `None` if it has more than 60 bits.
-    pub(super) fn number(&self, object: u64) -> Option<i64> {
+    pub(crate) fn number(&self, object: u64) -> Option<i64> {
         let size = self.word(object, HeapLayout::SIZE).ok()?;
         let (count, negative) = self.layout.heap.numbers.sign(size);
         if count > 2 {

@@ -104,7 +104,8 @@ pub fn cached(heap: &Heap<'_, impl ReadMemory>, caches: &[u64]) -> Vec<u64> {
     tensors
 }
 
-fn tensors_in(heap: &Heap<'_, impl ReadMemory>, state: u64) -> Vec<(String, u64)> {
+/// Returns the tensors in a tensor, list, tuple or dict, nested a few steps deep, each with its path.
+pub(crate) fn tensors_in(heap: &Heap<'_, impl ReadMemory>, state: u64) -> Vec<(String, u64)> {
     use ContainerKind::{Entries, List, Tuple};
     let mut tensors = Vec::new();
     let mut left = vec![(String::new(), state, 0)];

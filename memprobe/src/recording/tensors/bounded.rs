@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde::{Serialize, Serializer};
 
 #[derive(Debug)]
 pub(super) struct Bounded<T, const MOST: usize>(pub(super) Vec<T>);
@@ -17,6 +18,12 @@ impl<T, const MOST: usize> Default for Bounded<T, MOST> {
 impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Bounded<T, MOST> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_seq(List(PhantomData))
+    }
+}
+
+impl<T: Serialize, const MOST: usize> Serialize for Bounded<T, MOST> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(to)
     }
 }
 

@@ -8,6 +8,7 @@
 //! `gradient_of` holds indices in `tensors`. Sizes are in bytes, shapes and strides in elements.
 
 mod bounded;
+mod kv_cache;
 mod record;
 
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use crate::event::tensors::TensorSnapshot;
+pub(crate) use kv_cache::KvCachesRecord;
 use record::SnapshotRecord;
 pub(crate) use record::{BlockRecord, SiteRecord, StorageRecord};
 

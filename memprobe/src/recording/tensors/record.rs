@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::KvCachesRecord;
 use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
 use crate::event::tensors::{
@@ -59,6 +60,8 @@ pub(super) struct SnapshotRecord<'a> {
     unread: Bounded<Box<str>, MAX_OF_ONE>,
     #[serde(default)]
     tensor_limit: Option<u64>,
+    #[serde(borrow, default)]
+    kv_cache: Option<KvCachesRecord<'a>>,
     totals: Bounded<TotalsRecord<'a>, 256>,
     #[serde(borrow)]
     tensors: Bounded<Item<'a>, MAX_ITEMS>,
@@ -225,6 +228,9 @@ impl SnapshotRecord<'_> {
             optimizers: Vec::new(),
             unread: self.unread.0.into_iter().map(Into::into).collect(),
             limit: self.tensor_limit,
+            kv: self
+                .kv_cache
+                .map_or_else(|| Ok(Default::default()), KvCachesRecord::read)?,
         })
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::event::tensors::{Consistency, DType, Name, Tensor};
 use crate::event::{Address, Bytes, TimeNs};
 use crate::recording::write::tensors::write_tensors;
-use crate::tensors::samples::{later, training};
+use crate::tensors::samples::{later, server, training};
 
 fn written(snapshot: &TensorSnapshot) -> Vec<u8> {
     let mut text = Vec::new();
@@ -20,11 +20,19 @@ fn error(text: &[u8]) -> String {
 
 #[test]
 fn what_was_written_is_what_is_read() {
-    for snapshot in [training(), later(), TensorSnapshot::default()] {
+    for snapshot in [training(), later(), server(), TensorSnapshot::default()] {
         let text = written(&snapshot);
         assert_eq!(read_tensors(&*text).unwrap(), snapshot);
         serde_json::from_slice::<serde_json::Value>(&text).unwrap();
     }
+}
+
+#[test]
+fn a_kv_cache_whose_parts_do_not_add_up_is_refused() {
+    let text = String::from_utf8(written(&server())).unwrap();
+    let wrong = text.replace("\"cached\":1", "\"cached\":2");
+    assert_ne!(text, wrong);
+    assert!(error(wrong.as_bytes()).contains("a KV cache whose parts do not add up"));
 }
 
 #[test]

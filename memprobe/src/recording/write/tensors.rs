@@ -9,7 +9,9 @@ use serde::{Serialize, Serializer};
 
 use crate::event::tensors::{Consistency, DType, Name, Tensor, TensorDevice, TensorSnapshot};
 use crate::event::{Bytes, Target};
-use crate::recording::{BlockRecord, RetainerRecord, SiteRecord, StorageRecord, TENSOR_FORMAT};
+use crate::recording::{
+    BlockRecord, KvCachesRecord, RetainerRecord, SiteRecord, StorageRecord, TENSOR_FORMAT,
+};
 use crate::tensors::{Account, DeviceTable, Row, TensorTable, explain};
 
 /// Writes the document. `version` is memprobe's.
@@ -20,7 +22,7 @@ pub fn write_tensors(
 ) -> io::Result<()> {
     let table = explain(snapshot);
     // The first field identifies the file; all fields but the lists come first.
-    let head = serde_json::to_string(&Head::of(snapshot, version))?;
+    let head = serde_json::to_string(&Head::of(snapshot, &table, version))?;
     out.write_all(head.strip_suffix('}').unwrap_or(&head).as_bytes())?;
     list(out, "totals", table.devices.iter().map(DeviceRecord::from))?;
     let (tensors, others) = rows(&table, snapshot.tensors.len());
@@ -66,10 +68,41 @@ struct Head<'a> {
     unread: Vec<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensor_limit: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_cache: Option<KvCachesRecord<'a>>,
+    /// Rows of `kv_cache` with their bytes, for other programs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    kv_rows: Vec<KvRowRecord<'a>>,
+}
+
+/// Units and bytes of a request, or of another use of a KV cache.
+#[derive(Serialize)]
+struct KvRowRecord<'a> {
+    #[serde(serialize_with = "as_optional_text")]
+    device: Option<TensorDevice>,
+    usage: &'static str,
+    request: Option<&'a str>,
+    units: u64,
+    shared_units: u64,
+    bytes: Option<u64>,
+}
+
+fn kv_rows(table: &TensorTable) -> Vec<KvRowRecord<'_>> {
+    let tables = table.kv.iter();
+    let rows = tables.flat_map(|table| table.rows.iter().map(move |row| (table.device, row)));
+    let rows = rows.map(|(device, row)| KvRowRecord {
+        device,
+        usage: row.usage.key(),
+        request: row.request.as_deref(),
+        units: row.units,
+        shared_units: row.shared,
+        bytes: row.bytes.map(|bytes| bytes.0),
+    });
+    rows.collect()
 }
 
 impl<'a> Head<'a> {
-    fn of(snapshot: &'a TensorSnapshot, version: &'a str) -> Self {
+    fn of(snapshot: &'a TensorSnapshot, table: &'a TensorTable, version: &'a str) -> Self {
         let (pause_ms, retries) = match snapshot.consistency {
             Consistency::Paused { pause, retries } => (Some(pause.as_secs_f64() * 1e3), retries),
             Consistency::Running => (None, 0),
@@ -85,6 +118,8 @@ impl<'a> Head<'a> {
             objects: snapshot.objects,
             unread: snapshot.unread.iter().map(|words| &**words).collect(),
             tensor_limit: snapshot.limit,
+            kv_cache: KvCachesRecord::of(&snapshot.kv),
+            kv_rows: kv_rows(table),
         }
     }
 }
@@ -261,7 +296,10 @@ fn as_text<S: Serializer>(shown: &impl std::fmt::Display, to: S) -> Result<S::Ok
     to.collect_str(shown)
 }
 
-fn as_optional_text<S: Serializer>(shown: &Option<DType>, to: S) -> Result<S::Ok, S::Error> {
+fn as_optional_text<S: Serializer>(
+    shown: &Option<impl std::fmt::Display>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
     match shown {
         Some(shown) => to.collect_str(shown),
         None => to.serialize_none(),

@@ -9,6 +9,7 @@ use super::{
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
 use crate::event::Bytes;
 use crate::recording::DumpedProcess;
+use crate::tensors::KvTable;
 use crate::view::gpu_fields;
 use crate::view::table::Cell;
 
@@ -80,6 +81,7 @@ fn device<'a>(explanation: &'a Explanation, device: &'a DeviceExplanation) -> Ce
             "owners",
             Cell::List(device.owners.iter().map(owner).collect()),
         ),
+        ("kv_cache", device.kv.as_ref().map(kv_cache).into()),
         ("growth", device.growth.as_ref().map(growth).into()),
         (
             "measures",
@@ -165,6 +167,26 @@ fn owner(owner: &MemoryOwner) -> Cell<'_> {
         ("class", owner.class.as_deref().into()),
         ("bytes", owner.bytes.into()),
         ("exclusive_bytes", owner.exclusive.into()),
+    ])
+}
+
+fn kv_cache(table: &KvTable) -> Cell<'_> {
+    let rows = table.rows.iter().map(|row| {
+        Cell::Object(vec![
+            ("usage", row.usage.key().into()),
+            ("request", row.request.as_deref().into()),
+            ("units", Cell::Count(row.units)),
+            ("shared_units", Cell::Count(row.shared)),
+            ("bytes", row.bytes.into()),
+        ])
+    });
+    Cell::Object(vec![
+        ("class", (&*table.class).into()),
+        ("scheduler_pid", table.scheduler.map(|tgid| tgid.0).into()),
+        ("unit", table.unit.as_str().into()),
+        ("units", Cell::Count(table.total)),
+        ("bytes", table.bytes.into()),
+        ("rows", Cell::List(rows.collect())),
     ])
 }
 

@@ -21,6 +21,7 @@ use super::{Colour, DocumentFormat, ReportError, unless_closed};
 use crate::attribution::growth::Growth;
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Target, Totals};
+use crate::tensors::KvTable;
 use crate::view::table::{Page, json_document};
 
 pub use failure::{FailedRequest, FreeList, OomCause};
@@ -102,6 +103,8 @@ pub struct DeviceExplanation {
     /// Bytes that `torch.cuda.empty_cache()` would return; `None` if the allocator's segments are unknown.
     pub returnable: Option<Bytes>,
     pub measures: Vec<Measure>,
+    /// KV cache of a server; `None` if it is not divided among requests.
+    pub kv: Option<KvTable>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -133,6 +133,7 @@ fn explained(
         growth: growth.growth(device.index, growth.intervals_per_iteration()),
         returnable: known.map(SegmentMap::returnable),
         measures: Vec::new(),
+        kv: None,
     }
 }
 

@@ -179,6 +179,7 @@ fn at_peak(
         growth: None,
         returnable: None,
         measures: Vec::new(),
+        kv: None,
     }
 }
 

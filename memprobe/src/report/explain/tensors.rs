@@ -10,6 +10,7 @@ use crate::attribution::growth::Growth;
 use crate::event::tensors::{TensorDevice, TensorKind};
 use crate::event::{Bytes, DeviceIndex};
 use crate::tensors::{DeviceTable, GroupBy, Order, RowKind, TensorTable, groups};
+use crate::view::kv_gap;
 
 /// Facts about a process at one moment.
 pub struct ProcessEvidence<'a> {
@@ -42,6 +43,8 @@ pub fn explain_process(evidence: ProcessEvidence<'_>) -> Explanation {
         devices.extend(explained.map(|mut device| {
             device.growth = growth.remove(&index);
             device.returnable = returnable.get(&index).copied();
+            let own = Some(TensorDevice::Cuda(index));
+            device.kv = table.kv.iter().find(|kv| kv.device == own).cloned();
             device.measures = measures::measures(&device);
             device
         }));
@@ -54,6 +57,8 @@ pub fn explain_process(evidence: ProcessEvidence<'_>) -> Explanation {
             .iter()
             .map(|unread| format!("not read: {unread}")),
     );
+    let gap = table.kv_gap.iter();
+    notes.extend(gap.map(|gap| format!("the KV cache is not divided: {}", kv_gap(gap))));
     Explanation {
         target: table.target.clone(),
         source,
@@ -82,6 +87,7 @@ fn explained(
         growth: None,
         returnable: None,
         measures: Vec::new(),
+        kv: None,
     })
 }
 

@@ -20,7 +20,7 @@ use crate::recording::samples::{self, recording};
 use crate::recording::{DumpFacts, DumpReason, DumpedGpu, DumpedProcess, Header, Reader};
 use crate::report::replay;
 use crate::tensors::explain;
-use crate::tensors::samples::{Building, line, plain, training};
+use crate::tensors::samples::{Building, line, plain, server, training};
 
 const GIB: u64 = 1 << 30;
 const DEVICE: DeviceIndex = DeviceIndex(0);
@@ -138,6 +138,33 @@ fn the_page_of_a_snapshot() {
         notes: Vec::new(),
     });
     insta::assert_snapshot!(written(&explanation, DocumentFormat::Text));
+}
+
+#[test]
+fn the_page_of_a_server_divides_its_kv_cache() {
+    let explanation = explain_process(ProcessEvidence {
+        table: &explain(&server()),
+        source: ExplanationSource::Snapshot {
+            file: "a.json".to_owned(),
+        },
+        gpus: BTreeMap::new(),
+        growth: BTreeMap::new(),
+        returnable: BTreeMap::new(),
+        notes: Vec::new(),
+    });
+    let page = written(&explanation, DocumentFormat::Text);
+    let at = page.find("KV CACHE").expect("a section");
+    let section: Vec<&str> = page[at..].lines().take(2).collect();
+    insta::assert_snapshot!(section.join("\n"), @"
+    KV CACHE  cuda:0  KV cache 64.00 KiB, 8 blocks (8.00 KiB each, 16 tokens), as BlockPool in PID 4242…
+      2 requests 24.00 KiB, shared 8.00 KiB, cached 8.00 KiB, free 16.00 KiB
+    ");
+    let json: Value = serde_json::from_str(&written(&explanation, DocumentFormat::Json)).unwrap();
+    let cache = &json["devices"][0]["kv_cache"];
+    let rows = cache["rows"].as_array().expect("rows").iter();
+    let sum: u64 = rows.map(|row| row["bytes"].as_u64().expect("bytes")).sum();
+    assert_eq!(Some(sum), cache["bytes"].as_u64());
+    assert_eq!(cache["scheduler_pid"], 4242);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::report::preamble::target_lines;
 use crate::view::table::Page;
-use crate::view::{clean, device_name, duration, percent, short_command};
+use crate::view::{clean, device_name, duration, kv_summary, kv_title, percent, short_command};
 
 /// Cells of the bar.
 const BAR: usize = 72;
@@ -85,6 +85,11 @@ fn push_device(page: &mut Page, device: &DeviceExplanation) {
         ));
     }
     push_owners(page, device);
+    if let Some(kv) = &device.kv {
+        page.blank();
+        page.fitted(&format!("KV CACHE  {}", kv_title(kv)));
+        page.fitted(&format!("  {}", kv_summary(kv)));
+    }
     if let Some(growth) = &device.growth {
         push_growth(page, growth);
     }

@@ -5,6 +5,7 @@ mod columns;
 mod diff;
 mod diff_json;
 pub(super) mod heading;
+mod requests;
 mod text;
 
 #[cfg(test)]
@@ -67,7 +68,11 @@ pub fn write_tensors(
 ) -> Result<Option<()>, ReportError> {
     let written = match options.format {
         TensorFormat::Text => page(options, out, |page| {
-            text::push(page, &explain(snapshot), options)
+            let table = explain(snapshot);
+            match options.by {
+                GroupBy::Request => requests::push(page, &table, options),
+                _ => text::push(page, &table, options),
+            }
         }),
         TensorFormat::Json => crate::recording::write::tensors::write_tensors(
             snapshot,
@@ -75,6 +80,9 @@ pub fn write_tensors(
             out,
         )
         .and_then(|()| out.flush()),
+        TensorFormat::Csv if options.by == GroupBy::Request => {
+            requests::write_csv(&explain(snapshot), out)
+        }
         TensorFormat::Csv => csv(&text::table(&explain(snapshot), options), out),
     };
     unless_closed(written.map_err(ReportError::Output))

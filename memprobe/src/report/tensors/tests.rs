@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::*;
 use crate::event::Bytes;
 use crate::event::tensors::{Consistency, TensorDevice};
-use crate::tensors::samples::{graph, later, training};
+use crate::tensors::samples::{graph, later, server, training};
 use crate::tensors::without;
 
 fn table(snapshot: &TensorSnapshot, options: &TensorOptions) -> String {
@@ -51,6 +51,51 @@ fn the_table_by_shape_by_kind_by_module_and_by_line() {
         table(&without(training(), TensorDevice::Cpu), &options)
     });
     insta::assert_snapshot!(tables.join("\n"));
+}
+
+#[test]
+fn the_kv_cache_by_request_adds_up_to_its_tensors() {
+    let by = GroupBy::Request;
+    let text = table(&server(), &TensorOptions { by, ..wide() });
+    let one = RowLimit::Rows(1);
+    let shortened = table(
+        &server(),
+        &TensorOptions {
+            by,
+            top: one,
+            ..wide()
+        },
+    );
+    let format = TensorFormat::Csv;
+    let csv = table(
+        &server(),
+        &TensorOptions {
+            by,
+            format,
+            ..wide()
+        },
+    );
+    let bytes = csv
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.rsplit(',').next());
+    let sum: u64 = bytes.map(|bytes| bytes.parse::<u64>().unwrap()).sum();
+    assert_eq!(sum, 2 * 8 * 4096);
+    insta::assert_snapshot!([text, shortened, csv].join("\n"));
+}
+
+#[test]
+fn a_kv_cache_that_is_not_divided_has_its_reason() {
+    let by = GroupBy::Request;
+    let mut snapshot = server();
+    snapshot.kv.pools.clear();
+    snapshot.kv.gap = Some(crate::event::KvGap::NoScheduler);
+    let text = table(&snapshot, &TensorOptions { by, ..wide() });
+    assert!(
+        text.contains("the KV cache is not divided: the process has no objects of a scheduler")
+    );
+    let none = table(&training(), &TensorOptions { by, ..wide() });
+    assert!(none.contains("No KV cache of a server that memprobe knows"));
 }
 
 #[test]

@@ -68,6 +68,7 @@ pub fn join(
     let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
     let optimizers = &moment.optimizers;
     snapshot.optimizers.clone_from(&optimizers.settings);
+    snapshot.kv.clone_from(&found.kv);
     let named = names::name(&paths, &tree, optimizers, &of_python, &snapshot.tensors);
     for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
         take_name(tensor, named);

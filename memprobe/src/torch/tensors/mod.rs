@@ -14,16 +14,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use self::join::JoinPurpose;
 use self::known::KnownTensors;
 use super::allocator::active::AllocatorVariable;
+use super::allocator::segments::{self, SegmentTables};
 use super::allocator::tables::{self, AllocatorTables, TablesError};
 use super::objects::graph::{self, RawGraph};
 use super::objects::{LayoutError, LayoutOrigin, Layouts};
-use crate::event::Target;
-use crate::event::Tgid;
+use super::serving::ServingObjects;
 use crate::event::tensors::TensorSnapshot;
+use crate::event::{Bytes, DeviceSegments, KvCaches, PoolOwner, PrivateFree, Target, Tgid};
 use crate::process::facts;
 use crate::process::maps::Maps;
 use crate::process::memory::{ProcessMemory, ReadMemory};
 use crate::process::pause::PauseError;
+use crate::python::heap::Heap;
 use crate::python::heap::capture::{self, Captured, HeapReader, HeapScan, capture};
 use crate::python::heap::collector::Broken;
 use crate::python::heap::image::Image;
@@ -111,7 +113,7 @@ pub fn take(
             tgid: Some(tgid),
             command: facts::command_line(tgid),
             python: Some(python.version.to_string()),
-            torch: version,
+            torch: version.clone(),
             ..Target::default()
         },
         taken_ms: since.map_or(0, |since| since.as_millis() as u64),
@@ -124,7 +126,44 @@ pub fn take(
     };
     let blocks = &mut snapshot.blocks;
     blocks.sort_by_key(|block| (block.device, block.addr));
+    if !captured.more.serving.is_empty() {
+        snapshot.kv.private_free = private_free(&reader, &snapshot);
+    }
     Ok(snapshot)
+}
+
+/// Returns the free bytes in the private pools of each device. Empty if the allocator has changed since the snapshot, or
+/// its segments cannot be read.
+fn private_free(reader: &TensorReader<'_>, snapshot: &TensorSnapshot) -> Vec<PrivateFree> {
+    let memory = ProcessMemory::new(reader.python.tgid);
+    let read = |variable| segments::read(&memory, variable, reader.version).ok();
+    let variable = reader.variable.as_ref().ok().copied().flatten();
+    let Some(SegmentTables::Whole(devices)) = variable.and_then(read) else {
+        return Vec::new();
+    };
+    let is_unchanged = |device: &DeviceSegments| {
+        let mut known = snapshot.devices.iter();
+        known.any(|known| known.device == device.device && known.totals == device.totals)
+    };
+    let devices = devices.iter().filter(|device| is_unchanged(device));
+    let free = devices.map(|device| {
+        let segments = device.segments.iter();
+        let private = segments.filter(|segment| segment.pool.owner != PoolOwner::Default);
+        let bytes = private.map(|segment| {
+            let end = segment.addr.0.saturating_add(segment.size.0);
+            let blocks = snapshot.blocks.iter();
+            let within = blocks.filter(|block| {
+                block.device == device.device && (segment.addr.0..end).contains(&block.addr.0)
+            });
+            let live = within.fold(0_u64, |sum, block| sum.saturating_add(block.size.0));
+            segment.size.0.saturating_sub(live)
+        });
+        PrivateFree {
+            device: device.device,
+            bytes: Bytes(bytes.fold(0, u64::saturating_add)),
+        }
+    });
+    free.collect()
 }
 
 /// Reader of PyTorch's own memory.
@@ -139,7 +178,7 @@ type Allocator = Result<Option<AllocatorTables>, TablesError>;
 impl HeapReader for TensorReader<'_> {
     type Tables = Allocator;
     type Found = Found;
-    type Known = Option<KnownTensors>;
+    type Known = KnownObjects;
     type Output = TensorSnapshot;
 
     fn tables(&self, image: &Image<ProcessMemory>) -> Allocator {
@@ -159,18 +198,28 @@ impl HeapReader for TensorReader<'_> {
         moment: &mut HeapScan,
         allocator: Allocator,
     ) -> Found {
-        let found = Found::read(image, moment, self.version, allocator);
+        let mut found = Found::read(image, moment, self.version, allocator);
+        let heap = Heap::with_classes(
+            image,
+            &self.python.layout,
+            std::mem::take(&mut moment.classes),
+        );
+        found.serving = ServingObjects::find(&heap, &moment.objects.objects);
+        moment.cached.extend(found.serving.cache_tensors(&heap));
+        let length = |object| found.length(object);
+        found.kv = found.serving.pools(&heap, length, moment.mode);
+        moment.classes = heap.into_classes();
         // The process's tensors fit no layout.
         moment.is_torn = matches!(found.layouts, Some(Err(LayoutError::UnknownLayout(_))));
         found
     }
 
-    fn known(&self, image: &Image<ProcessMemory>, found: Found) -> Option<KnownTensors> {
-        Some(KnownTensors::of(
-            image,
-            found.layouts?.ok()?,
-            &found.tensors,
-        ))
+    fn known(&self, image: &Image<ProcessMemory>, found: Found) -> KnownObjects {
+        let layouts = found.layouts.and_then(Result::ok);
+        KnownObjects {
+            tensors: layouts.map(|layouts| KnownTensors::of(image, layouts, &found.tensors)),
+            serving: found.serving,
+        }
     }
 
     fn follow(&self, image: &Image<ProcessMemory>, moment: &HeapScan, known: &Self::Known) {
@@ -178,8 +227,11 @@ impl HeapReader for TensorReader<'_> {
         if let Ok(Some(variable)) = self.variable {
             tables::follow(image, variable, self.version);
         }
+        if !known.serving.is_empty() {
+            known.serving.follow(&Heap::of(image, &self.python.layout));
+        }
         let mut objects = moment.objects.tensors.clone();
-        let layouts = match known {
+        let layouts = match &known.tensors {
             Some(known) => {
                 objects.extend(known.changed(&image.changed()));
                 Ok(known.layouts.clone())
@@ -205,6 +257,13 @@ impl HeapReader for TensorReader<'_> {
     }
 }
 
+/// Objects of the first scan, for the look at the paused process.
+struct KnownObjects {
+    /// `None` if the layouts of tensors are unknown.
+    tensors: Option<KnownTensors>,
+    serving: ServingObjects,
+}
+
 /// PyTorch's own memory at the moment of the snapshot.
 struct Found {
     /// Layouts of PyTorch's objects; `None` if Python has no tensor object.
@@ -217,6 +276,9 @@ struct Found {
     graph: RawGraph,
     /// The allocator's blocks; `None` if CUDA is not loaded.
     allocator: Allocator,
+    /// Objects of a server's scheduler and its workers.
+    serving: ServingObjects,
+    kv: KvCaches,
 }
 
 impl Default for Found {
@@ -227,11 +289,20 @@ impl Default for Found {
             empty: 0,
             graph: RawGraph::default(),
             allocator: Ok(None),
+            serving: ServingObjects::default(),
+            kv: KvCaches::default(),
         }
     }
 }
 
 impl Found {
+    /// Number of elements of a tensor object with one dimension.
+    fn length(&self, object: u64) -> Option<u64> {
+        let known = self.tensors.iter().find(|known| known.0 == object)?;
+        let shape = &self.graph.tensor(known.1)?.geometry.as_ref()?.shape;
+        (shape.len() == 1).then(|| shape.first().copied())?
+    }
+
     fn read(
         image: &Image<impl ReadMemory>,
         moment: &HeapScan,

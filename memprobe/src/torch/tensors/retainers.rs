@@ -303,6 +303,8 @@ mod tests {
                 left_out: Default::default(),
             },
             allocator: Ok(None),
+            serving: Default::default(),
+            kv: Default::default(),
         }
     }
 

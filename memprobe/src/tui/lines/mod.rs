@@ -41,7 +41,7 @@ use rows::{BaselineObjects, LineData, LineKey, LineSubject};
 /// Minimum height for both the graph and source text beneath the table.
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 
-const COLUMNS: [Column<LineData>; 21] = line_columns();
+const COLUMNS: [Column<LineData>; 22] = line_columns();
 
 /// Returns the place of the column with a heading.
 #[cfg(test)]

@@ -1,0 +1,234 @@
+//! KV cache of a server by request: `snapshot --by request` and `explain`, beside what the program itself says.
+
+use std::collections::BTreeMap;
+
+use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Blocks, bytes of a block in each layer, and layers of `kv_server.py`.
+const BLOCKS: u64 = 600;
+const PAGE: u64 = 8192;
+const LAYERS: u64 = 4;
+
+/// The program's own account.
+#[derive(Debug, Deserialize)]
+struct Truth {
+    /// Blocks of each request: its own, and shared ones.
+    requests: BTreeMap<String, (u64, u64)>,
+    shared: u64,
+    cached: u64,
+    free: u64,
+    reserved: u64,
+}
+
+/// A server that serves some requests when it is told to.
+struct Server {
+    program: Background,
+    folder: TempDir,
+    /// PID of the process with the tensors.
+    pid: u32,
+    points: u32,
+}
+
+impl Server {
+    fn start(pytorch: &PyTorch, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = pytorch.command();
+        command.args(["kv_server.py", "--folder"]);
+        command.arg(folder.path()).args(arguments);
+        let mut program = Background::start(&mut command);
+        let line = program.wait_for("PID ");
+        program.wait_for("READY");
+        let pid = line.strip_prefix("PID ");
+        let pid = pid.expect("its PID").trim().parse().expect("a number");
+        Self {
+            program,
+            folder,
+            pid,
+            points: 0,
+        }
+    }
+
+    /// Lets it serve some requests.
+    fn serve(&mut self) -> Truth {
+        self.points += 1;
+        let go = self.folder.path().join(format!("go-{}", self.points));
+        std::fs::write(go, "").expect("a file");
+        let file = self
+            .folder
+            .path()
+            .join(format!("truth-{}.json", self.points));
+        let text = wait_until("the program's account", || {
+            std::fs::read_to_string(&file).ok()
+        });
+        serde_json::from_str(&text).expect("JSON")
+    }
+}
+
+fn document(environment: &TestEnvironment, pid: u32, options: &[&str]) -> Value {
+    let pid = pid.to_string();
+    let snapshot = [
+        "snapshot",
+        &pid,
+        "--by",
+        "request",
+        "--format",
+        "json",
+        "--max-pause",
+        "10s",
+    ];
+    let arguments = [&snapshot[..], options].concat();
+    let printed = environment.run(&arguments).succeeded();
+    serde_json::from_str(&printed.stdout).expect("JSON")
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().expect("a number")
+}
+
+/// Compares the pool with the program's account, and its rows with the bytes of the tensors.
+fn compare(document: &Value, truth: &Truth) {
+    let pool = &document["kv_cache"]["pools"][0];
+    let requests = pool["requests"].as_array().expect("requests").iter();
+    let requests: BTreeMap<String, (u64, u64)> = requests
+        .map(|request| {
+            let id = request["id"].as_str().expect("an id").to_owned();
+            (id, (number(&request["own"]), number(&request["shared"])))
+        })
+        .collect();
+    assert_eq!(requests, truth.requests);
+    let counts =
+        ["shared", "cached", "free", "reserved", "unclaimed"].map(|key| number(&pool[key]));
+    let expected = [truth.shared, truth.cached, truth.free, truth.reserved, 0];
+    assert_eq!(counts, expected);
+    let rows = document["kv_rows"].as_array().expect("rows");
+    let by_request = rows.iter().filter(|row| row["usage"] == "request");
+    for row in by_request {
+        let (own, _) = truth.requests[row["request"].as_str().expect("an id")];
+        assert_eq!(number(&row["bytes"]), own * PAGE * LAYERS, "{row}");
+    }
+    let sum: u64 = rows.iter().map(|row| number(&row["bytes"])).sum();
+    let tensors = document["tensors"].as_array().expect("tensors").iter();
+    let caches = tensors.filter(|row| row["kind"] == "kv_cache");
+    let held: u64 = caches.map(|row| number(&row["allocated"])).sum();
+    assert_eq!(sum, held);
+    assert_eq!(number(&pool["configured_bytes"]), BLOCKS * PAGE * LAYERS);
+}
+
+#[test]
+fn requests_have_the_blocks_that_the_program_counts() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        let runs: [(&str, &[&str]); 3] =
+            [("1", &[]), ("2", &["--groups", "3"]), ("3", &["--plain"])];
+        for (seed, options) in runs {
+            let mut server = Server::start(pytorch, &[&["--seed", seed], options].concat());
+            for _ in 0..3 {
+                let truth = server.serve();
+                assert!(truth.shared > 0 && truth.requests.len() > 5, "{truth:?}");
+                let document = document(&environment, server.pid, &[]);
+                assert_eq!(document["kv_cache"].get("gap"), None);
+                compare(&document, &truth);
+            }
+            let truth = server.serve();
+            compare(
+                &document(&environment, server.pid, &["--nonblocking"]),
+                &truth,
+            );
+        }
+    }
+}
+
+#[test]
+fn the_scheduler_of_a_worker_is_the_process_that_started_it() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut server = Server::start(environment.pytorch(), &["--worker", "--groups", "2"]);
+    let truth = server.serve();
+    let scheduler = server.program.pid();
+    assert_ne!(server.pid, scheduler);
+    let worker = document(&environment, server.pid, &[]);
+    compare(&worker, &truth);
+    assert_eq!(
+        number(&worker["kv_cache"]["pools"][0]["scheduler_pid"]),
+        u64::from(scheduler)
+    );
+    // The scheduler itself has no tensors: its bytes are those of the configuration.
+    let own = document(&environment, scheduler, &[]);
+    let pool = &own["kv_cache"]["pools"][0];
+    assert_eq!(
+        pool["requests"].as_array().map(Vec::len),
+        Some(truth.requests.len())
+    );
+    let rows = own["kv_rows"].as_array().expect("rows").iter();
+    let sum: u64 = rows.map(|row| number(&row["bytes"])).sum();
+    assert_eq!(sum, BLOCKS * PAGE * LAYERS);
+}
+
+#[test]
+fn a_server_that_never_rests_is_counted_as_a_whole() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let server = Server::start(environment.pytorch(), &["--busy"]);
+    for _ in 0..4 {
+        let document = document(&environment, server.pid, &[]);
+        let pool = &document["kv_cache"]["pools"][0];
+        let requests = pool["requests"].as_array().expect("requests").iter();
+        let own: u64 = requests.map(|request| number(&request["own"])).sum();
+        let keys = ["shared", "cached", "free", "reserved", "unclaimed"];
+        let rest: u64 = keys.iter().map(|key| number(&pool[key])).sum();
+        assert_eq!(own + rest, BLOCKS);
+    }
+}
+
+#[test]
+fn an_unknown_pool_is_no_guess() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let server = Server::start(environment.pytorch(), &["--foreign"]);
+    let document = document(&environment, server.pid, &[]);
+    let cache = &document["kv_cache"];
+    assert_eq!(cache["pools"].as_array().map(Vec::len), Some(0));
+    assert_eq!(cache["gap"], "the layout of ForeignPool is not known");
+}
+
+#[test]
+fn the_page_and_the_table_show_the_kv_cache() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut server = Server::start(environment.pytorch(), &[]);
+    let truth = server.serve();
+    let pid = server.pid.to_string();
+    let explain = ["explain", &pid, "--duration", "1s", "--max-pause", "10s"];
+    let page = environment.run(&explain).succeeded().stdout;
+    assert!(
+        page.contains("KV CACHE  cuda:0  KV cache 18.75 MiB, 600 blocks"),
+        "{page}"
+    );
+    let requests = format!("{} requests", truth.requests.len());
+    assert!(page.contains(&requests), "{page}");
+    let table = [
+        "snapshot",
+        &pid,
+        "--by",
+        "request",
+        "--limit",
+        "2",
+        "--max-pause",
+        "10s",
+    ];
+    let table = environment.run(&table).succeeded().stdout;
+    let hidden = format!("({} other requests: --limit all)", truth.requests.len() - 2);
+    assert!(table.contains(&hidden), "{table}");
+    assert!(table.contains("weights and buffers of modules"), "{table}");
+}

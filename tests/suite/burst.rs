@@ -131,7 +131,14 @@ fn eight_ranks_that_hardly_do_more_than_allocate_are_exact() {
     let run = RankRun::record(&environment, 50_000, "256MiB");
     assert_eq!(run.lost, 0);
     for (ledger, recording) in run.recordings() {
-        assert_eq!(recording[EVENTS], ledger.events, "{ledger:?}: {recording}");
+        // The context of CUDA is an event too.
+        let contexts = recording[EVENTS]
+            .as_u64()
+            .map(|all| all.checked_sub(ledger.events));
+        assert!(
+            matches!(contexts, Some(Some(0 | 1))),
+            "{ledger:?}: {recording}"
+        );
         assert_eq!(recording["disagreements"], 0, "{ledger:?}: {recording}");
         assert_totals(ledger, recording);
         let device = &recording["devices"][0];

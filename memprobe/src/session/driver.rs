@@ -53,9 +53,9 @@ impl DriverReader {
         is_time && self.has_changed && !self.devices.is_empty() && self.pending.is_none()
     }
 
-    /// True if the memory changed since the last question.
-    pub(super) fn is_outdated(&self) -> bool {
-        self.has_changed && !self.devices.is_empty()
+    /// True if there is a device to ask about. Records of its last changes may not be events yet.
+    pub(super) fn has_devices(&self) -> bool {
+        !self.devices.is_empty()
     }
 
     /// Notes that the driver is asked.

@@ -31,7 +31,7 @@ impl HostSession {
     /// Asks the driver once more, at the end of a recording.
     pub(super) fn ask_driver_last(&mut self) {
         let now = Instant::now();
-        if !self.note_question(now, DriverReader::is_outdated) {
+        if !self.note_question(now, DriverReader::has_devices) {
             return;
         }
         self.gpus.ask();

@@ -33,7 +33,7 @@ fn wait_for_drops(folder: &Path, file: &Path, drops: u32) {
     let (mut last, mut seen) = (0, 0);
     wait_until("the oldest part is dropped", || {
         assert!(bytes_in(folder) <= LIMIT, "{} bytes", bytes_in(folder));
-        let size = fs::metadata(file).map_or(0, |data| data.len());
+        let size = fs::metadata(file).map_or(last, |data| data.len());
         if size < last {
             seen += 1;
         }

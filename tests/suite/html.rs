@@ -300,7 +300,7 @@ fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
     );
     assert_explained(&environment, &recorded, &browser);
     let verdict = browser.text("#verdict");
-    assert!(verdict.contains("ran out of memory"), "{verdict}");
+    assert!(verdict.starts_with("Out of memory: "), "{verdict}");
     assert!(verdict.contains("train_step <- oom.py"), "{verdict}");
     assert!(
         browser

@@ -632,7 +632,10 @@ impl Process {
         let next = self.after_reading.take().or_else(|| self.pop_event());
         if let Some(reading) = self.segments.take_before(next.as_ref()) {
             self.after_reading = next;
-            if let Event::Segments(reading) = &reading {
+            // Without its events, the allocator's memory is shown as calls of CUDA.
+            if let Event::Segments(reading) = &reading
+                && self.attaching.has_allocator()
+            {
                 self.symbolizer.note_segments(reading);
             }
             return Some(reading);

@@ -519,9 +519,9 @@ fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
     let library = library.to_str().expect("UTF-8");
     for layered in Layered::each(&environment, None, &["--pluggable", library]) {
         layered.assert_calls_are_the_allocations();
-        // The failed request is an event of its own.
+        // The context that the first call makes is an event of its own.
         let allocations = layered.events.iter();
-        let allocations = allocations.filter(|event| event.action == "cuda_alloc");
+        let allocations = allocations.filter(|event| event.space.as_deref() == Some("device"));
         let by_it = allocations.filter(|event| {
             event
                 .native

@@ -25,7 +25,7 @@ struct Truth {
     reserved: u64,
 }
 
-/// A server that serves some requests when it is told to.
+/// A server that serves some requests at each signal of the test.
 struct Server {
     program: Background,
     folder: TempDir,

@@ -1,6 +1,7 @@
 //! A process by number, as long as it lives.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -53,13 +54,18 @@ impl Watched {
     }
 
     pub fn has_ended(&self) -> bool {
+        self.ends_within(Duration::ZERO)
+    }
+
+    /// Waits for the end of the process; false if it lives on after `patience`.
+    pub fn ends_within(&self, patience: Duration) -> bool {
         let Some(exit) = &self.exit else {
             return number(self.tgid).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH));
         };
         // A pidfd becomes readable when the process ends and stays so.
         let mut descriptors = [PollFd::new(exit, PollFlags::IN)];
-        let now = Timespec::default();
-        poll(&mut descriptors, Some(&now)).is_ok_and(|ready| ready > 0)
+        let patience = Timespec::try_from(patience).unwrap_or_default();
+        poll(&mut descriptors, Some(&patience)).is_ok_and(|ready| ready > 0)
     }
 }
 

@@ -38,6 +38,9 @@ const ASK: Duration = Duration::from_millis(200);
 /// Columns of a command line in the plan.
 const COMMAND_COLUMNS: usize = 60;
 
+/// Patience with a process that the driver may have killed: the call returns before the kernel has freed its memory.
+const KILLED_PROCESS_EXIT: Duration = Duration::from_secs(1);
+
 /// Consent of the user to a change of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consent {
@@ -122,7 +125,8 @@ impl Subject {
     }
 
     fn failed(&self, verb: &str, failure: StepFailure) -> anyhow::Error {
-        if self.watched.has_ended() {
+        let has_ended = self.watched.ends_within(KILLED_PROCESS_EXIT);
+        if has_ended || RunState::of(self.tgid) == RunState::Exiting {
             return anyhow!("PID {} has ended", self.tgid.0);
         }
         anyhow!("{}", words::failure(self.tgid.0, verb, failure))

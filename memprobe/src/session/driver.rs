@@ -1,11 +1,10 @@
-//! Memory of a process's GPUs as the driver counts it: when to ask, and the answer's place in the stream.
+//! Memory of a process's GPUs as the driver counts it: when to ask, and the answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::gpus::TimedSample;
 use super::process_monitor::has_pids_of_the_driver;
-use super::segments;
 use crate::cuda::nvml::{DeviceMemory, Sample};
 use crate::event::{DeviceIndex, DriverCount, DriverReading, Event, Target, Tgid, TimeNs};
 
@@ -24,10 +23,6 @@ pub(super) struct DriverReader {
     due: Option<Instant>,
     /// Time of the question that is not answered yet.
     asked: Option<TimeNs>,
-    /// An answer that events from before it may still precede.
-    pending: Option<DriverReading>,
-    /// True if no earlier event is left, except those ready to be taken.
-    is_next: bool,
     last: Option<Arc<DriverReading>>,
 }
 
@@ -50,7 +45,7 @@ impl DriverReader {
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let is_time = self.due.is_none_or(|due| due <= now);
-        is_time && self.has_changed && !self.devices.is_empty() && self.pending.is_none()
+        is_time && self.has_changed && !self.devices.is_empty()
     }
 
     /// True if there is a device to ask about. Records of its last changes may not be events yet.
@@ -62,16 +57,18 @@ impl DriverReader {
     pub(super) fn ask(&mut self, now: Instant) {
         self.asked = Some(super::now());
         self.has_changed = false;
-        self.pending = None;
         self.due = Some(now + INTERVAL);
     }
 
-    /// Takes an answer to a question that was asked for it. Returns true if there is a reading to emit.
-    pub(super) fn take(&mut self, tgid: Tgid, target: &Target, answer: &TimedSample) -> bool {
+    /// Takes an answer to a question that was asked for it. Returns a reading unless it is a failure that is known.
+    pub(super) fn take(
+        &mut self,
+        tgid: Tgid,
+        target: &Target,
+        answer: &TimedSample,
+    ) -> Option<Arc<DriverReading>> {
         let is_answer = |asked: &mut TimeNs| *asked <= answer.asked_ns;
-        if self.asked.take_if(is_answer).is_none() {
-            return false;
-        }
+        self.asked.take_if(is_answer)?;
         let (devices, unread) = match &answer.sample {
             Ok(sample) => self.memory(tgid, target, sample),
             Err(reason) => {
@@ -88,11 +85,12 @@ impl DriverReader {
         };
         let is_failure = reading.devices.is_empty();
         let is_known = |last: &Arc<DriverReading>| is_failure && last.unread == reading.unread;
-        if !self.last.as_ref().is_some_and(is_known) {
-            self.pending = Some(reading);
-            self.is_next = false;
+        if self.last.as_ref().is_some_and(is_known) {
+            return None;
         }
-        self.pending.is_some()
+        let reading = Arc::new(reading);
+        self.last = Some(Arc::clone(&reading));
+        Some(reading)
     }
 
     fn memory(
@@ -113,31 +111,6 @@ impl DriverReader {
             false => None,
         };
         (found, unread)
-    }
-
-    /// Marks that every record from before the answer has become an event.
-    pub(super) fn settle(&mut self, all: bool) {
-        self.is_next |= all && self.pending.is_some();
-    }
-
-    /// Returns the answer if `next`, the next event in order, comes after it.
-    pub(super) fn take_before(&mut self, next: Option<&Event>) -> Option<Event> {
-        let pending = self.pending.as_ref()?;
-        let is_later = match next {
-            None => self.is_next,
-            Some(next) => segments::time(next).is_some_and(|time| time > pending.time),
-        };
-        if !is_later {
-            return None;
-        }
-        let reading = Arc::new(self.pending.take()?);
-        self.last = Some(Arc::clone(&reading));
-        Some(Event::Driver(reading))
-    }
-
-    /// True if an answer waits for earlier events.
-    pub(super) const fn is_pending(&self) -> bool {
-        self.pending.is_some()
     }
 }
 

@@ -3,6 +3,7 @@
 mod capture_level;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memprobe_common::ProcessConfig;
@@ -16,7 +17,9 @@ use super::segments::SegmentReader;
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
-use crate::event::{Action, CaptureLevel, Event, Losses, MemoryEvent, Target, Tgid, TimeNs};
+use crate::event::{
+    Action, CaptureLevel, Event, Losses, MemoryEvent, SegmentReading, Target, Tgid, TimeNs,
+};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
@@ -27,6 +30,7 @@ use crate::process::run_state::RunState;
 use crate::process::status::Status;
 use crate::process::{container, facts};
 use crate::python::CodeCache;
+use crate::symbolize::readings::{Reading, SegmentClaim};
 use crate::symbolize::{PriorCudaUse, Symbolizer};
 use crate::torch::module_calls::ModuleCalls;
 use crate::torch::module_trees::ModuleNames;
@@ -93,7 +97,6 @@ pub(super) struct Process {
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
     pub(super) driver: DriverReader,
-    after_reading: Option<Event>,
     /// Events that come before all others; of the first the notice may have been taken.
     next_events: VecDeque<Event>,
     /// Records so far.
@@ -162,7 +165,6 @@ impl Process {
             schedule: PollSchedule::new(now),
             segments: SegmentReader::of(tgid),
             driver: DriverReader::default(),
-            after_reading: None,
             next_events: VecDeque::new(),
             records: 0,
             live: None,
@@ -496,8 +498,11 @@ impl Process {
             self.symbolizer.give_up();
         }
         self.symbolizer.settle();
-        self.keep_back();
         let all = all && !self.symbolizer.is_unsettled() && !self.symbolizer.is_waiting();
+        if all {
+            self.symbolizer.settle_readings();
+        }
+        self.keep_back();
         if let Some(before) = &mut self.before {
             before.settle(all);
         }
@@ -505,8 +510,6 @@ impl Process {
         if self.is_attached() && self.before.as_ref().is_none_or(BaselineReader::is_settled) {
             self.segments.begin(now);
         }
-        self.segments.settle(all);
-        self.driver.settle(all);
     }
 
     /// Takes an answer of the driver. Returns true if a reading waits for earlier events.
@@ -515,26 +518,45 @@ impl Process {
             gpus: self.devices.identities.clone(),
             ..Target::default()
         };
-        self.driver.take(self.tgid, &target, answer)
+        let reading = self.driver.take(self.tgid, &target, answer);
+        self.push_reading(reading.map(Reading::Driver))
     }
 
     /// Reads the allocator's segments if they may have changed. Returns true if a reading waits for earlier events.
     pub(super) fn read_segments(&mut self, now: Instant) -> bool {
-        self.segments.read_if_due(self.torch.as_deref(), now)
+        let reading = self.segments.read_if_due(self.torch.as_deref(), now);
+        self.push_segments(reading)
     }
 
     /// Like [`Self::read_segments`], at the end of a recording. Calls `begun` before.
     pub(super) fn read_last_segments(&mut self, begun: impl Fn()) -> bool {
         begun();
-        self.segments.read_last(self.torch.as_deref())
+        let reading = self.segments.read_last(self.torch.as_deref());
+        self.push_segments(reading)
+    }
+
+    fn push_segments(&mut self, reading: Option<Arc<SegmentReading>>) -> bool {
+        let claim = match self.attaching.has_allocator() {
+            true => SegmentClaim::Listed,
+            false => SegmentClaim::None,
+        };
+        self.push_reading(reading.map(|reading| Reading::Segments(reading, claim)))
+    }
+
+    /// Returns true if there is a reading.
+    fn push_reading(&mut self, reading: Option<Reading>) -> bool {
+        let is_there = reading.is_some();
+        reading
+            .into_iter()
+            .for_each(|reading| self.symbolizer.push_reading(reading));
+        is_there
     }
 
     /// Marks it as busy only if events may become ready without another record; returns the mark.
     pub(super) fn stays_busy(&mut self) -> bool {
         self.is_busy = self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
-            || self.segments.is_pending()
-            || self.driver.is_pending()
+            || self.symbolizer.has_readings()
             || self.before.as_ref().is_some_and(BaselineReader::is_reading);
         self.is_busy
     }
@@ -542,13 +564,12 @@ impl Process {
     /// Makes events of all records, the last that there will be; `reason` says what ends.
     pub(super) fn finish(&mut self, reason: &str) {
         self.symbolizer.settle_all();
+        self.symbolizer.settle_readings();
         self.keep_back();
         if let Some(before) = &mut self.before {
             before.finish(reason);
         }
         self.correct_blocks();
-        self.segments.settle(true);
-        self.driver.settle(true);
     }
 
     /// Has the kernel's programs report modules once the code of their call is known. Returns a notice if they cannot.
@@ -627,23 +648,9 @@ impl Process {
         true
     }
 
-    /// The next event in order, or first a reading of segments from before it.
+    /// The next event in order.
     fn pop(&mut self) -> Option<Event> {
-        let next = self.after_reading.take().or_else(|| self.pop_event());
-        if let Some(reading) = self.segments.take_before(next.as_ref()) {
-            self.after_reading = next;
-            // Without its events, the allocator's memory is shown as calls of CUDA.
-            if let Event::Segments(reading) = &reading
-                && self.attaching.has_allocator()
-            {
-                self.symbolizer.note_segments(reading);
-            }
-            return Some(reading);
-        }
-        if let Some(reading) = self.driver.take_before(next.as_ref()) {
-            self.after_reading = next;
-            return Some(reading);
-        }
+        let next = self.pop_event();
         if let Some(event) = &next {
             self.segments.note(event);
             self.driver.note(event);

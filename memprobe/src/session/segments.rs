@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::event::{Action, DeviceIndex, Event, SegmentReading, Tgid, TimeNs};
+use crate::event::{Action, DeviceIndex, Event, SegmentReading, Tgid};
 use crate::process::maps::Maps;
 use crate::process::memory::ProcessMemory;
 use crate::torch::allocator::active::{AllocatorVariable, NoAllocator};
@@ -28,11 +28,7 @@ pub(super) struct SegmentReader {
     has_changed: bool,
     due: Option<Instant>,
     pause: Duration,
-    /// A reading that events from before its moment may still precede.
-    pending: Option<SegmentReading>,
-    /// True if no earlier event is left, except those ready to be taken.
-    is_next: bool,
-    /// The reading that was emitted last.
+    /// The reading that was taken last.
     last: Option<Arc<SegmentReading>>,
     /// True if this allocator cannot be read: that was said once.
     is_refused: bool,
@@ -46,8 +42,6 @@ impl SegmentReader {
             has_changed: false,
             due: None,
             pause: FIRST_PAUSE,
-            pending: None,
-            is_next: false,
             last: None,
             is_refused: false,
         }
@@ -70,32 +64,36 @@ impl SegmentReader {
         }
     }
 
-    /// Reads if it is time to. Returns true if there is a reading to emit.
-    pub(super) fn read_if_due(&mut self, torch: Option<&str>, now: Instant) -> bool {
+    /// Reads if it is time to. Returns a reading that differs from the last one.
+    pub(super) fn read_if_due(
+        &mut self,
+        torch: Option<&str>,
+        now: Instant,
+    ) -> Option<Arc<SegmentReading>> {
         let is_due = self.due.is_some_and(|due| due <= now);
-        if !is_due || !self.has_changed || self.is_refused || self.pending.is_some() {
-            return false;
+        if !is_due || !self.has_changed || self.is_refused {
+            return None;
         }
         self.read(torch)
     }
 
     /// Reads once more, at the end of a recording.
-    pub(super) fn read_last(&mut self, torch: Option<&str>) -> bool {
+    pub(super) fn read_last(&mut self, torch: Option<&str>) -> Option<Arc<SegmentReading>> {
         if self.due.is_none() || self.is_refused {
-            return false;
+            return None;
         }
         // Records that are still in the ring buffer may have changed something.
         self.has_changed = true;
-        self.pending = None;
         let end = Instant::now() + LAST_READING;
         loop {
-            if self.read(torch) || !self.has_changed || Instant::now() >= end {
-                return self.pending.is_some();
+            let reading = self.read(torch);
+            if reading.is_some() || !self.has_changed || Instant::now() >= end {
+                return reading;
             }
         }
     }
 
-    fn read(&mut self, torch: Option<&str>) -> bool {
+    fn read(&mut self, torch: Option<&str>) -> Option<Arc<SegmentReading>> {
         let start = Instant::now();
         let tables = self.tables(torch);
         let time = super::now();
@@ -105,12 +103,12 @@ impl SegmentReader {
             Ok(SegmentTables::Changed) => {
                 self.due = Some(Instant::now() + self.pause.max(cost * SHARE));
                 self.pause = (self.pause * 2).min(INTERVAL);
-                return false;
+                return None;
             }
             // The process ends, or its library is being loaded.
             Err(TablesError::Unreadable(_) | TablesError::NoAllocator(NoAllocator::Process(_))) => {
                 self.due = Some(Instant::now() + INTERVAL);
-                return false;
+                return None;
             }
             Err(error) => {
                 self.is_refused = true;
@@ -127,11 +125,12 @@ impl SegmentReader {
             unread,
         };
         let is_known = |last: &Arc<SegmentReading>| last.has_same_segments(&reading);
-        if unread_or_new(&reading) && !self.last.as_ref().is_some_and(is_known) {
-            self.pending = Some(reading);
-            self.is_next = false;
+        if !unread_or_new(&reading) || self.last.as_ref().is_some_and(is_known) {
+            return None;
         }
-        self.pending.is_some()
+        let reading = Arc::new(reading);
+        self.last = Some(Arc::clone(&reading));
+        Some(reading)
     }
 
     fn tables(&mut self, torch: Option<&str>) -> Result<SegmentTables, TablesError> {
@@ -149,43 +148,9 @@ impl SegmentReader {
         };
         segments::read(&self.memory, variable, torch)
     }
-
-    /// Marks that every record from before the reading has become an event.
-    pub(super) fn settle(&mut self, all: bool) {
-        self.is_next |= all && self.pending.is_some();
-    }
-
-    /// Returns the reading if `next`, the next event in order, comes after it.
-    pub(super) fn take_before(&mut self, next: Option<&Event>) -> Option<Event> {
-        let pending = self.pending.as_ref()?;
-        let is_later = match next {
-            None => self.is_next,
-            Some(next) => time(next).is_some_and(|time| time > pending.time),
-        };
-        if !is_later {
-            return None;
-        }
-        let reading = Arc::new(self.pending.take()?);
-        self.last = Some(Arc::clone(&reading));
-        Some(Event::Segments(reading))
-    }
-
-    /// True if a reading waits for earlier events.
-    pub(super) const fn is_pending(&self) -> bool {
-        self.pending.is_some()
-    }
 }
 
 /// False for a process that has no segment yet, which is no news.
 fn unread_or_new(reading: &SegmentReading) -> bool {
     reading.unread.is_some() || !reading.devices.is_empty()
-}
-
-/// Time of an event that has a place in the stream.
-pub(super) fn time(event: &Event) -> Option<TimeNs> {
-    match event {
-        Event::Memory(memory) => Some(memory.time),
-        Event::PhaseMark(mark) => Some(mark.time),
-        _ => None,
-    }
 }

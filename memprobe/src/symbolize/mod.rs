@@ -7,6 +7,7 @@ mod demangle;
 pub mod marks;
 pub mod native;
 mod nodes;
+pub mod readings;
 mod segments;
 mod shapes;
 mod stacks;
@@ -25,7 +26,7 @@ use crate::cuda::calls::{self, Api};
 use crate::decode::{MemoryKind, PurposeHint, Record};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
-    SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
+    StackId, Tgid, Tid, TimeNs, Totals,
 };
 use crate::process::memory::ReadMemory;
 use crate::python::CodeCache;
@@ -35,6 +36,7 @@ use cpu::CpuAllocatorTotals;
 use cuda::{Call, CallerKind, CudaResolver};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
+use readings::{Reading, Readings, SegmentClaim};
 use segments::{Owner, Segments, event_of};
 use shapes::PurposeInterner;
 use stacks::{Interned, Pending, Stacks, Wait};
@@ -62,6 +64,7 @@ pub struct Symbolizer<M> {
     ready: Segments,
     /// Records in order that are not events yet.
     queue: VecDeque<Queued>,
+    readings: Readings,
     /// The number of queued records that were there at the last [`Symbolizer::settle`].
     certain: usize,
     /// The position in the queue of the last stack, counted from 1; 0 for none.
@@ -74,6 +77,18 @@ enum Queued {
     NodeEntered(NodeEnteredRecord, Arc<str>),
     /// A record from which nothing was read yet.
     Other(Record),
+}
+
+impl Queued {
+    /// Time of an event; `None` for what describes later events.
+    fn time(&self) -> Option<TimeNs> {
+        match self {
+            Self::Other(Record::Memory(_, memory, _)) => Some(TimeNs(memory.time_ns)),
+            Self::Other(Record::Cuda(call, _)) => Some(TimeNs(call.time_ns)),
+            Self::Other(Record::Mark(mark)) => Some(TimeNs(mark.time_ns)),
+            Self::Other(_) | Self::Stack(_) | Self::NodeEntered(..) => None,
+        }
+    }
 }
 
 /// The native code that called into CUDA.
@@ -133,6 +148,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             names: HashMap::new(),
             ready: Segments::default(),
             queue: VecDeque::new(),
+            readings: Readings::default(),
             certain: 0,
             unsettled: 0,
         }
@@ -257,6 +273,9 @@ impl<M: ReadMemory> Symbolizer<M> {
             });
         let ready = waits.unwrap_or(ready);
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
+            if let Some(time) = queued.time() {
+                self.pass_readings(Some(time));
+            }
             match queued {
                 Queued::NodeEntered(node, name) => self.nodes.enter(&node, name),
                 Queued::Stack(pending) => {
@@ -269,6 +288,16 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
         self.certain -= ready;
         self.unsettled = self.unsettled.saturating_sub(ready);
+    }
+
+    /// Passes on the readings from before a record, or all.
+    fn pass_readings(&mut self, record: Option<TimeNs>) {
+        while let Some(reading) = self.readings.take_before(record) {
+            if let Reading::Segments(list, SegmentClaim::Listed) = &reading {
+                self.ready.note_reading(list);
+            }
+            self.ready.push(reading.event());
+        }
     }
 
     fn push_record(&mut self, record: Record) {
@@ -334,9 +363,19 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.native.library_mapped();
     }
 
-    /// Compares the memory of others with the segments that the allocator lists.
-    pub fn note_segments(&mut self, reading: &SegmentReading) {
-        self.ready.note_reading(reading);
+    /// Accepts a reading, which becomes an event after the records from before it.
+    pub fn push_reading(&mut self, reading: Reading) {
+        self.readings.push(reading);
+    }
+
+    /// Marks that no record from before a reading is left.
+    pub fn settle_readings(&mut self) {
+        self.pass_readings(None);
+    }
+
+    /// True if a reading may still wait for records.
+    pub fn has_readings(&self) -> bool {
+        !self.readings.is_empty()
     }
 
     pub fn pop(&mut self) -> Option<Event> {
@@ -591,7 +630,7 @@ fn file_name(path: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::StackKind;
+    use crate::event::{DriverReading, StackKind};
     use crate::process::memory::fake::FakeMemory;
 
     /// Returns the reason for a missing stack while the kernel programs have no Python layout.
@@ -630,5 +669,55 @@ mod tests {
             missing_stack_reason(&mut symbolizer),
             Some(NoStack::NoPython)
         );
+    }
+
+    #[test]
+    fn a_reading_stands_between_the_records_from_before_and_after_it() {
+        let mut symbolizer = Symbolizer::new(
+            Tgid(u32::MAX),
+            FakeMemory::default(),
+            None,
+            PriorCudaUse::Unknown,
+        );
+        let block = |time_ns| {
+            let record = MemoryRecord {
+                tgid: u32::MAX,
+                size: 512,
+                addr: time_ns << 20,
+                time_ns,
+                ..MemoryRecord::default()
+            };
+            Record::Memory(MemoryKind::Block, record, PurposeHint::None)
+        };
+        let driver = |time| {
+            Reading::Driver(Arc::new(DriverReading {
+                time: TimeNs(time),
+                asked: TimeNs(time),
+                tgid: Tgid(u32::MAX),
+                devices: Vec::new(),
+                unread: None,
+            }))
+        };
+        let times = |symbolizer: &mut Symbolizer<FakeMemory>| -> Vec<u64> {
+            let events = std::iter::from_fn(|| symbolizer.pop());
+            let times = events.filter_map(|event| match event {
+                Event::Memory(memory) => Some(memory.time.0),
+                Event::Driver(reading) => Some(reading.time.0),
+                _ => None,
+            });
+            times.collect()
+        };
+        for time in [20, 5, 40] {
+            symbolizer.push_reading(driver(time));
+        }
+        for time in [10, 30] {
+            symbolizer.push(block(time));
+        }
+        symbolizer.settle();
+        assert_eq!(times(&mut symbolizer), [5, 10, 20, 30]);
+        assert!(symbolizer.has_readings(), "a record may still come");
+        symbolizer.settle_readings();
+        assert_eq!(times(&mut symbolizer), [40]);
+        assert!(!symbolizer.has_readings());
     }
 }

@@ -15,8 +15,8 @@ use hashbrown::HashMap;
 use mapped::MappedRanges;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, PurposeId,
-    SegmentReading, StackId, Tgid, Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent,
+    MemorySegment, PurposeId, SegmentReading, StackId, Tgid, Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -474,7 +474,8 @@ impl Segments {
         }
     }
 
-    /// Compares with the segments that the allocator lists: memory in them belongs to it.
+    /// Compares with the segments that the allocator lists: memory in them belongs to it. All records from before the
+    /// reading must be there, and none from after it.
     pub fn note_reading(&mut self, reading: &SegmentReading) {
         self.mapped.read(reading);
         for device in &reading.devices {
@@ -483,28 +484,43 @@ impl Segments {
                 ..event_of(reading.time, reading.tgid, Tid(reading.tgid.0))
             };
             for segment in &device.segments {
-                let end = segment.addr.0.saturating_add(segment.size.0);
-                let inside = self.others.range(segment.addr.0..end);
-                let inside: Vec<u64> = inside.map(|(addr, _)| *addr).collect();
-                for addr in inside {
-                    self.others.remove(&addr);
-                    let becomes = (
-                        MemoryKey::Address(addr),
-                        Address(addr),
-                        Action::SegmentAlloc,
-                    );
-                    self.replace(becomes, &event);
-                }
-                for (addr, handle) in self.mapped.claimed_by(segment.addr.0, segment.size.0) {
-                    self.mapped.back(addr, Some(device.device));
-                    let becomes = (
-                        MemoryKey::Handle(handle),
-                        Address(addr),
-                        Action::SegmentAlloc,
-                    );
-                    self.replace(becomes, &event);
-                }
+                self.claim(segment, &event);
             }
+        }
+    }
+
+    /// Gives the memory in a listed segment to the allocator.
+    fn claim(&mut self, segment: &MemorySegment, event: &MemoryEvent) {
+        let (addr, size) = (segment.addr.0, segment.size.0);
+        let waiting = std::mem::take(&mut self.waiting);
+        let is_inside = |waiting: &Waiting| {
+            waiting.size.0 > 0 && waiting.addr.0.checked_sub(addr).is_some_and(|at| at < size)
+        };
+        let (claimed, kept) = waiting.into_iter().partition(is_inside);
+        self.waiting = kept;
+        let claimed: Vec<Waiting> = claimed;
+        for waiting in claimed {
+            self.is_segment(&waiting, event.device);
+        }
+        let inside = self.others.range(addr..addr.saturating_add(size));
+        let inside: Vec<u64> = inside.map(|(addr, _)| *addr).collect();
+        for addr in inside {
+            self.others.remove(&addr);
+            let becomes = (
+                MemoryKey::Address(addr),
+                Address(addr),
+                Action::SegmentAlloc,
+            );
+            self.replace(becomes, event);
+        }
+        for (addr, handle) in self.mapped.claimed_by(addr, size) {
+            self.mapped.back(addr, event.device);
+            let becomes = (
+                MemoryKey::Handle(handle),
+                Address(addr),
+                Action::SegmentAlloc,
+            );
+            self.replace(becomes, event);
         }
     }
 

@@ -440,3 +440,18 @@ fn what_sleeps_in_no_listed_segment_is_gone() {
     segments.give_up();
     assert_eq!(segments_of(&mut segments), [(Action::CudaAlloc, 8)]);
 }
+
+#[test]
+fn memory_that_waits_for_a_block_is_a_segment_once_it_is_listed() {
+    let mut segments = Segments::default();
+    create(&mut segments, 1, 7);
+    map(&mut segments, 1, 7, 0x1_0000);
+    create(&mut segments, 2, 8);
+    map(&mut segments, 2, 8, 0x2_0000);
+    segments.note_reading(&reading(0x1_0000, 0x1000));
+    segments.give_up();
+    assert_eq!(
+        segments_of(&mut segments),
+        [(Action::SegmentAlloc, 0x1_0000), (Action::CudaAlloc, 8)]
+    );
+}

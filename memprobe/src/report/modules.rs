@@ -21,7 +21,7 @@ use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table};
 use crate::view::{
-    ModuleCells, ModulePlace, OfModule, RECOMPUTE, counted, duration, folded, module_columns,
+    ModuleCells, ModuleTreeCells, OfModule, RECOMPUTE, counted, duration, folded, module_columns,
 };
 
 const PARAMETERS: &str =
@@ -80,7 +80,7 @@ impl ModuleEntry {
     }
 }
 
-impl ModulePlace for ModuleEntry {
+impl ModuleTreeCells for ModuleEntry {
     fn device(&self) -> Option<DeviceIndex> {
         self.device
     }

@@ -45,7 +45,7 @@ pub use kv_cache::{kv_gap, kv_summary, kv_title, kv_unit, kv_usage, server_memor
 pub use lines::{CHANGE, GROWTH, GROWTH_PER_ITERATION, LineCells, RATE, line_columns};
 pub use markup::escaped;
 pub use modules::{
-    LayerCells, ModuleCells, ModulePlace, OfModule, RECOMPUTE, layer_columns, module_columns,
+    LayerCells, ModuleCells, ModuleTreeCells, OfModule, RECOMPUTE, layer_columns, module_columns,
 };
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_file, library_name,

@@ -29,7 +29,7 @@ impl<T: Copy> OfModule<T> {
 }
 
 /// Name and place of a row in a tree of modules.
-pub trait ModulePlace {
+pub trait ModuleTreeCells {
     fn device(&self) -> Option<DeviceIndex> {
         None
     }
@@ -52,7 +52,7 @@ pub trait ModulePlace {
 }
 
 /// Cells of a row in the table of modules. Each view defines the cells that it shows.
-pub trait ModuleCells: ModulePlace {
+pub trait ModuleCells: ModuleTreeCells {
     /// `None` for a row beside the modules.
     fn sums(&self) -> Option<OfModule<&Sums>>;
     fn live(&self) -> Cell<'_>;
@@ -116,7 +116,7 @@ fn own<R: ModuleCells, T: Into<Cell<'static>>>(row: &R, value: fn(&Sums) -> T) -
 }
 
 /// Cells of a row in the table of layers: modules at a peak, by category.
-pub trait LayerCells: ModulePlace + ByCategory {
+pub trait LayerCells: ModuleTreeCells + ByCategory {
     /// `None` for a row without categories.
     fn layers(&self) -> Option<OfModule<&Layer>>;
     fn total(&self) -> Cell<'_>;

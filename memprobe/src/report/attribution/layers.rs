@@ -12,7 +12,7 @@ use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::{Alike, LayersOf, ReportError, ReportFormat, ReportOptions};
 use crate::view::table::{Cell, Column, Output, Table};
-use crate::view::{ByCategory, LayerCells, ModulePlace, OfModule, counted, layer_columns};
+use crate::view::{ByCategory, LayerCells, ModuleTreeCells, OfModule, counted, layer_columns};
 
 /// A module, or memory outside modules.
 pub(super) struct LayerEntry<'a> {
@@ -33,7 +33,7 @@ impl ByCategory for LayerEntry<'_> {
     }
 }
 
-impl ModulePlace for LayerEntry<'_> {
+impl ModuleTreeCells for LayerEntry<'_> {
     fn device(&self) -> Option<DeviceIndex> {
         Some(self.index)
     }

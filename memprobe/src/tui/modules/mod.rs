@@ -18,7 +18,7 @@ use crate::attribution::tables::{Category, IterationChoice, Layer, Pass, Sums};
 use crate::event::Bytes;
 use crate::view::table::{Cell, Column};
 use crate::view::{
-    Alike, ByCategory, LayerCells, ModuleCells, ModulePlace, OfModule, RECOMPUTE, clean, count,
+    Alike, ByCategory, LayerCells, ModuleCells, ModuleTreeCells, OfModule, RECOMPUTE, clean, count,
     layer_columns, module_columns,
 };
 use rows::{ModuleData, ModuleKey};
@@ -40,7 +40,7 @@ impl ModuleData {
     }
 }
 
-impl ModulePlace for ModuleData {
+impl ModuleTreeCells for ModuleData {
     fn name(&self) -> Cell<'_> {
         self.name_and_count().into()
     }

@@ -157,6 +157,19 @@ fn every_function_that_gives_out_memory_is_right_to_the_byte() {
 }
 
 #[test]
+fn arrays_with_levels_are_right_by_kind() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    for (cuda, cudart) in &every_build() {
+        let program = cuda.program("more_calls", *cudart, &[]);
+        let seen = Seen::of(&environment, cuda, &program);
+        seen.assert_right();
+        assert!(seen.by_kind("bytes").contains_key("array"));
+    }
+}
+
+#[test]
 fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;

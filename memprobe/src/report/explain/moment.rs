@@ -18,8 +18,8 @@ use crate::attribution::tables::SegmentMap;
 use crate::attribution::waterfall::unbacked;
 use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
+use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot};
-use crate::ledger::{AnalyzedLedger, Ledger};
 use crate::recording::{DumpFacts, Reader, RecordingError};
 use crate::view::FileNames;
 
@@ -98,7 +98,7 @@ fn at_moment(played: &PlayedMoment, moment: &ExplainedMoment<'_>) -> Vec<DeviceE
             let mut awake = map.cloned();
             let sleeping_free = awake.as_mut().map(|map| without_sleeping(ledger, map));
             let mut request = request(failed, &explained, awake.as_ref(), &snapshot);
-            request.asleep = sleeping(ledger, device.index);
+            request.asleep = sleeping(played, device.index);
             request.others = others.map(|gpu| gpu.others.clone());
             request.cause = judge(&request, &explained, sleeping_free.unwrap_or_default());
             request
@@ -220,8 +220,8 @@ fn request(
 }
 
 /// Memory of a device that sleeps, with the name of its line.
-fn sleeping(ledger: &Ledger, device: DeviceIndex) -> Option<SleepingBytes> {
-    let asleep = asleep(ledger, device, Grouping::User)?;
+fn sleeping(played: &PlayedMoment, device: DeviceIndex) -> Option<SleepingBytes> {
+    let asleep = asleep(&played.ledger, device, Grouping::User)?;
     let name = |(site, bytes): (Site, Bytes)| {
         let file = site.frame().into_iter().map(|frame| &frame.file);
         (FileNames::of(file).site(&site), bytes)

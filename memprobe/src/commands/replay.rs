@@ -381,7 +381,8 @@ impl ReplayState {
     fn show(&mut self) {
         let snapshot = Arc::new(self.snapshot());
         let (analyses, ledger) = (self.player.analyses(), self.player.ledger());
-        self.attribution.show(analyses, &snapshot, ledger);
+        self.attribution
+            .show(analyses, &snapshot, ledger, self.grouping);
         self.snapshots.send_replace(snapshot);
     }
 

@@ -102,6 +102,7 @@ pub const DEVICE_UNKNOWN: u8 = 0xff;
 /// other. The meaning of the numbers depends on the function; user space knows it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct CudaRecord {
     /// [`record::CUDA_CALL`] or [`record::CUDA_CALL_WITH_STACK`].
     pub kind: u8,
@@ -163,6 +164,7 @@ pub const BLOCK_STACK_COPY: usize = 8 << 10;
 /// The input for unwinding a thread's stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct ThreadStack<const N: usize> {
     /// The frame pointer.
     pub frame_pointer: u64,
@@ -195,6 +197,7 @@ pub struct BlockStackRecord {
 /// One event of the allocator or of autograd's engine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct MemoryRecord {
     /// One of [`record`], not [`record::STACK`].
     pub kind: u8,
@@ -228,6 +231,7 @@ pub struct MemoryRecord {
 /// A node of autograd's graph that the operation which is running made.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct NodeMadeRecord {
     /// [`record::NODE_MADE`].
     pub kind: u8,
@@ -256,6 +260,7 @@ pub const PYTHON_OBJECTS: [u64; 2] = [0x70, 0x1d8];
 /// A node that autograd's engine evaluates. Sent before the thread's first memory record of the evaluation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct NodeEnteredRecord {
     /// [`record::NODE_ENTERED`].
     pub kind: u8,
@@ -284,6 +289,7 @@ pub const MARK_NAME: usize = 96;
 /// PyTorch's name of the work that it is about to do (`record_function`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct MarkRecord {
     /// [`record::MARK`].
     pub kind: u8,
@@ -323,6 +329,7 @@ pub mod shape_layout {
 /// The request for a tensor, as PyTorch passed it to the function that makes tensors. Nothing here has been checked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct ShapeRecord {
     /// One of [`shape_layout`].
     pub layout: u8,
@@ -353,6 +360,7 @@ pub struct ShapedRecord {
 /// The head of a stack record; `count` [`FrameRecord`]s follow, innermost first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct StackHead {
     /// [`record::STACK`].
     pub kind: u8,
@@ -394,6 +402,7 @@ pub mod grad_mode {
 /// A copy of one interpreter frame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct FrameRecord {
     /// Address of the code object in the low 56 bits, `owner` of the frame in the high 8. (User
     /// addresses on x86-64 have at most 56 bits, also with five-level paging.) With
@@ -477,6 +486,7 @@ pub struct StackRecord {
 /// A copy of a stretch of the target's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct Stretch<const N: usize> {
     /// Its address.
     pub address: u64,
@@ -595,6 +605,7 @@ impl PythonConfig {
 /// An event in the life of a process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(zerocopy::FromBytes))]
 pub struct ProcessRecord {
     /// One of [`record::FORKED`] to [`record::FOUND`].
     pub kind: u8,

@@ -8,6 +8,8 @@ use memprobe_common::{
     ThreadStack, record, stack_state,
 };
 
+use zerocopy::FromBytes;
+
 use crate::event::Tgid;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,27 +153,26 @@ fn process(event: ProcessEvent, bytes: &[u8]) -> Result<Record, Malformed> {
 
 /// Decodes a stack copy; only the bytes that the kernel could read are kept.
 fn thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
-    const STACK: usize = offset_of!(ThreadStack<0>, stack);
-    const BYTES: usize = STACK + size_of::<Stretch<0>>();
     if bytes.len() != size_of::<ThreadStack<N>>() {
         return Err(Malformed);
     }
-    let length = usize::try_from(u64::read(&bytes[STACK + 8..])).unwrap_or(N);
+    let (thread, bytes) = head::<ThreadStack<0>>(bytes)?;
+    let length = usize::try_from(thread.stack.length).unwrap_or(N);
     Ok(StackCopy {
-        address: Wire::read(&bytes[STACK..]),
-        frame_pointer: Wire::read(&bytes[offset_of!(ThreadStack<0>, frame_pointer)..]),
-        bytes: bytes[BYTES..BYTES + length.min(N)].to_vec(),
+        address: thread.stack.address,
+        frame_pointer: thread.frame_pointer,
+        bytes: bytes[..length.min(N)].to_vec(),
     })
 }
 
 fn stack(bytes: &[u8]) -> Result<Record, Malformed> {
-    let (head, frames) = head::<StackHead>(bytes)?;
-    let count = usize::from(head.count);
+    let (start, frames) = head::<StackHead>(bytes)?;
+    let count = usize::from(start.count);
     if count > MAX_WALKED || frames.len() != count * size_of::<FrameRecord>() {
         return Err(Malformed);
     }
-    let frames = frames.chunks_exact(size_of::<FrameRecord>());
-    Ok(Record::Stack(head, frames.map(Wire::read).collect()))
+    let frames = frames.chunks_exact(size_of::<FrameRecord>()).map(whole);
+    Ok(Record::Stack(start, frames.collect::<Result<_, _>>()?))
 }
 
 /// Decodes a freed code object. Each stretch has an address and the bytes that the kernel could read.
@@ -182,83 +183,32 @@ fn freed_code(bytes: &[u8]) -> Result<Record, Malformed> {
         offset_of!(CodeRecord, name),
         offset_of!(CodeRecord, lines),
     ];
-    const STRETCH_HEAD: usize = size_of::<Stretch<0>>();
     if bytes.len() != size_of::<CodeRecord>() {
         return Err(Malformed);
     }
-    let ends = STRETCHES.iter().copied().skip(1).chain([bytes.len()]);
-    let mut stretches = STRETCHES.iter().zip(ends).map(|(start, end)| {
-        let (head, bytes) = bytes[*start..end].split_at(STRETCH_HEAD);
-        let length = usize::try_from(u64::read(&head[8..])).unwrap_or(0);
-        (Wire::read(head), bytes[..length.min(bytes.len())].to_vec())
-    });
-    let memory = std::array::from_fn(|_| stretches.next().unwrap_or_default());
+    let (tgid, _) = head(&bytes[offset_of!(CodeRecord, tgid)..])?;
+    let mut memory: [(u64, Vec<u8>); 4] = Default::default();
+    let ends = STRETCHES.into_iter().skip(1).chain([bytes.len()]);
+    for ((start, end), copy) in STRETCHES.into_iter().zip(ends).zip(&mut memory) {
+        let (stretch, bytes) = head::<Stretch<0>>(&bytes[start..end])?;
+        let length = usize::try_from(stretch.length).unwrap_or(0);
+        *copy = (stretch.address, bytes[..length.min(bytes.len())].to_vec());
+    }
     Ok(Record::CodeFreed(Box::new(FreedCode {
-        tgid: Wire::read(&bytes[offset_of!(CodeRecord, tgid)..]),
+        tgid,
         code: memory[0].0,
         memory,
     })))
 }
 
 /// Reads a record that makes up all of `bytes`.
-fn whole<T: Wire>(bytes: &[u8]) -> Result<T, Malformed> {
-    match head(bytes)? {
-        (record, []) => Ok(record),
-        _ => Err(Malformed),
-    }
+fn whole<T: FromBytes>(bytes: &[u8]) -> Result<T, Malformed> {
+    T::read_from_bytes(bytes).map_err(|_| Malformed)
 }
 
 /// Reads the record at the beginning of `bytes`, and returns the bytes after it.
-fn head<T: Wire>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
-    let (record, rest) = bytes.split_at_checked(size_of::<T>()).ok_or(Malformed)?;
-    Ok((T::read(record), rest))
-}
-
-/// Plain data of the kernel programs.
-trait Wire: Sized {
-    /// Reads the beginning of `bytes`, which are at least as long as the value.
-    fn read(bytes: &[u8]) -> Self;
-}
-
-impl<T: Wire, const N: usize> Wire for [T; N] {
-    fn read(bytes: &[u8]) -> Self {
-        std::array::from_fn(|index| T::read(&bytes[index * size_of::<T>()..]))
-    }
-}
-
-macro_rules! wire_numbers {
-    ($($number:ty)*) => {$(
-        impl Wire for $number {
-            fn read(bytes: &[u8]) -> Self {
-                Self::from_ne_bytes(*bytes.first_chunk().expect("the length was checked"))
-            }
-        }
-    )*};
-}
-
-/// Reads each field of a record at its offset. The compiler checks that all are listed.
-macro_rules! wire_records {
-    ($($record:ty: $($field:ident)*;)*) => {$(
-        impl Wire for $record {
-            fn read(bytes: &[u8]) -> Self {
-                Self { $($field: Wire::read(&bytes[offset_of!(Self, $field)..]),)* }
-            }
-        }
-    )*};
-}
-
-wire_numbers!(u8 u16 u32 u64 i64);
-wire_records! {
-    MemoryRecord: kind device stack_state pad tid tgid node time_ns addr size allocated reserved stack;
-    ShapeRecord: layout device_type dtype pad dimensions extent sizes;
-    CudaRecord: kind function stack_state wants_stack tid tgid error time_ns entered_ns args caller on_stack
-        description context out second_out stack;
-    NodeMadeRecord: kind stack_state pad tid tgid pad2 node identity stack;
-    NodeEnteredRecord: kind pad tid tgid number node identity table python_types;
-    MarkRecord: kind stack_state pad tid tgid pad2 time_ns stack name;
-    ProcessRecord: kind pad tgid parent pad2 time_ns;
-    StackHead: kind truncated count grad tgid hash module_call;
-    FrameRecord: code_and_owner instr;
+fn head<T: FromBytes>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
+    T::read_from_prefix(bytes).map_err(|_| Malformed)
 }
 
 #[cfg(test)]

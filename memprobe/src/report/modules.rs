@@ -13,13 +13,16 @@ use super::preamble::{NO_MODULES, push_devices};
 use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportFormat, ReportOptions, Sort, replay};
 use crate::attribution::WithCategories;
-use crate::attribution::allocation_groups::Pass::{Backward, Forward, Recompute};
+use crate::attribution::allocation_groups::Pass;
 use crate::attribution::modules::{Additive, ModuleLedger, ModuleRow, ModuleTree, Sums};
 use crate::attribution::peak::Holding;
+use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, Output, Page, Table, columns};
-use crate::view::{counted, duration, folded};
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{
+    ModuleCells, ModuleTreeCells, OfModule, RECOMPUTE, counted, duration, folded, module_columns,
+};
 
 const PARAMETERS: &str =
     "Parameters are made outside of module calls: `memprobe snapshot --by module` lists them.";
@@ -30,15 +33,14 @@ type ModuleOutlineRow = outline::OutlineRow<Sums>;
 /// `before_attach` or `unaccounted`.
 #[derive(Default)]
 struct ModuleEntry {
-    device: Cell<'static>,
+    device: Option<DeviceIndex>,
     kind: &'static str,
     path: Option<String>,
     /// 0 for an outermost module.
     depth: Option<u64>,
     /// Indented name, for text.
     name: String,
-    /// Memory with submodules, and without.
-    sums: Option<[Sums; 2]>,
+    sums: Option<OfModule<Sums>>,
     /// Bytes now and at the peak, and blocks now, of a row without sums.
     rest: ([Cell<'static>; 2], Option<u64>),
     /// Allocated bytes of the device at its peak.
@@ -46,96 +48,115 @@ struct ModuleEntry {
 }
 
 impl ModuleEntry {
-    fn new(name: String, total: Sums, own: Sums) -> Self {
+    fn new(name: String, sums: OfModule<Sums>) -> Self {
         Self {
             name,
-            sums: Some([total, own]),
+            sums: Some(sums),
             ..Self::default()
         }
     }
 
-    fn total<T: Into<Cell<'static>>>(&self, value: fn(&Sums) -> T) -> Cell<'static> {
-        self.sums
-            .as_ref()
-            .map(|[total, _]| value(total).into())
-            .unwrap_or_default()
-    }
-
-    fn own<T: Into<Cell<'static>>>(&self, value: fn(&Holding) -> T) -> Cell<'static> {
-        self.sums
-            .as_ref()
-            .map(|[_, own]| value(&own.all).into())
-            .unwrap_or_default()
-    }
-
-    fn live(&self) -> Cell<'static> {
-        self.or_rest(self.total(|it| it.all.live), 0)
-    }
-
-    fn at_peak(&self) -> Cell<'static> {
-        self.or_rest(self.total(|it| it.all.at_peak), 1)
-    }
-
-    fn or_rest(&self, value: Cell<'static>, moment: usize) -> Cell<'static> {
-        match self.sums {
-            Some(_) => value,
+    /// Returns a value of the module with its parts, or the bytes of a row without sums.
+    fn total_or_rest(&self, value: fn(&Holding) -> Bytes, moment: usize) -> Cell<'static> {
+        match &self.sums {
+            Some(sums) => value(&sums.total.all).into(),
             None => self.rest.0[moment].clone(),
         }
     }
 
-    fn or_blocks(&self, value: Cell<'static>) -> Cell<'static> {
-        match self.sums {
-            Some(_) => value,
+    /// The same, without the parts.
+    fn own_or_rest(&self, value: fn(&Holding) -> Bytes, moment: usize) -> Cell<'static> {
+        match &self.sums {
+            Some(sums) => value(&sums.own.all).into(),
+            None => self.rest.0[moment].clone(),
+        }
+    }
+
+    fn blocks(&self, of: fn(&OfModule<Sums>) -> &Sums) -> Cell<'static> {
+        match &self.sums {
+            Some(sums) => of(sums).all.live_blocks.into(),
             None => self.rest.1.into(),
         }
     }
 }
 
+impl ModuleTreeCells for ModuleEntry {
+    fn device(&self) -> Option<DeviceIndex> {
+        self.device
+    }
+
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
+
+    fn depth(&self) -> Option<u64> {
+        self.depth
+    }
+
+    fn name(&self) -> Cell<'_> {
+        (&*self.name).into()
+    }
+}
+
+impl ModuleCells for ModuleEntry {
+    fn sums(&self) -> Option<OfModule<&Sums>> {
+        let sums = self.sums.as_ref()?;
+        Some(OfModule {
+            total: &sums.total,
+            own: &sums.own,
+        })
+    }
+
+    fn live(&self) -> Cell<'_> {
+        self.total_or_rest(|all| all.live, 0)
+    }
+
+    fn at_peak(&self) -> Cell<'_> {
+        self.total_or_rest(|all| all.at_peak, 1)
+    }
+
+    fn live_blocks(&self) -> Cell<'_> {
+        self.blocks(|sums| &sums.total)
+    }
+
+    fn own_live(&self) -> Cell<'_> {
+        self.own_or_rest(|all| all.live, 0)
+    }
+
+    fn own_at_peak(&self) -> Cell<'_> {
+        self.own_or_rest(|all| all.at_peak, 1)
+    }
+
+    fn own_live_blocks(&self) -> Cell<'_> {
+        self.blocks(|sums| &sums.own)
+    }
+
+    fn share(&self) -> Cell<'_> {
+        let sums = self.sums.as_ref();
+        sums.map(|sums| Cell::share(sums.total.all.at_peak.0, self.whole))
+            .into()
+    }
+
+    fn own(&self) -> Cell<'_> {
+        self.sums.as_ref().map(|sums| sums.own.all.at_peak).into()
+    }
+
+    fn pass(&self, pass: Pass) -> Cell<'_> {
+        let sums = self.sums.as_ref();
+        sums.map(|sums| sums.total.pass(pass).at_peak).into()
+    }
+}
+
 type ModuleColumn = Column<ModuleEntry>;
 
-/// Columns whose keys begin with `own` exclude a module's parts. They add up to the allocator's
-/// total now (`own_live`) and at the peak (`own_at_peak`).
 fn columns(recomputed: bool) -> Vec<ModuleColumn> {
-    let columns = columns![|row: ModuleEntry|
-        figure("AT PEAK") => row.at_peak(),
-        figure("SHARE").priority(1) => row.sums.map(|[total, _]| Cell::share(total.all.at_peak.0, row.whole)),
-        figure("FORWARD") => row.total(|it| it.pass(Forward).at_peak),
-        figure("RECOMPUTE") => row.total(|it| it.pass(Recompute).at_peak),
-        figure("BACKWARD") => row.total(|it| it.pass(Backward).at_peak),
-        figure("OWN") => row.own(|own| own.at_peak),
-        figure("LIVE") => row.live(),
-        figure("PEAK") => row.total(|it| it.all.peak),
-        figure("ALLOCS") => row.total(|it| it.all.allocs),
-        label("MODULE") => &*row.name,
-        data("device") => row.device.clone(),
-        data("kind") => row.kind,
-        data("path") => row.path.as_deref(),
-        data("depth") => row.depth,
-        data("live") => row.live(),
-        data("at_peak") => row.at_peak(),
-        data("peak") => row.total(|it| it.all.peak),
-        data("live_blocks") => row.or_blocks(row.total(|it| it.all.live_blocks)),
-        data("at_peak_blocks") => row.total(|it| it.all.at_peak_blocks),
-        data("allocs") => row.total(|it| it.all.allocs),
-        data("forward_live") => row.total(|it| it.pass(Forward).live),
-        data("forward_at_peak") => row.total(|it| it.pass(Forward).at_peak),
-        data("forward_peak") => row.total(|it| it.pass(Forward).peak),
-        data("recompute_live") => row.total(|it| it.pass(Recompute).live),
-        data("recompute_at_peak") => row.total(|it| it.pass(Recompute).at_peak),
-        data("recompute_peak") => row.total(|it| it.pass(Recompute).peak),
-        data("backward_live") => row.total(|it| it.pass(Backward).live),
-        data("backward_at_peak") => row.total(|it| it.pass(Backward).at_peak),
-        data("backward_peak") => row.total(|it| it.pass(Backward).peak),
-        data("own_live") => row.or_rest(row.own(|own| own.live), 0),
-        data("own_at_peak") => row.or_rest(row.own(|own| own.at_peak), 1),
-        data("own_peak") => row.own(|own| own.peak),
-        data("own_live_blocks") => row.or_blocks(row.own(|own| own.live_blocks)),
-        data("own_allocs") => row.own(|own| own.allocs),
-    ];
-    let shown = columns
-        .into_iter()
-        .filter(|column| recomputed || column.head != "RECOMPUTE");
-    shown.map(Column::short).collect()
+    let mut columns = Vec::from(module_columns());
+    columns.retain(|column| recomputed || column.head != RECOMPUTE);
+    columns
 }
 
 pub(super) fn write<R: BufRead>(
@@ -175,7 +196,7 @@ impl TableReport for ModuleReport<'_> {
             }
             page.table(&self.table(device, tree));
             let columns = format!(
-                "AT PEAK to OWN: at the peak of {} since attach, {} after the start. A module's numbers include its \
+                "AT PEAK to BACKWARD: at the peak of {} since attach, {} after the start. A module's numbers include its \
                  submodules; OWN excludes them.",
                 device.index,
                 duration(Duration::from_nanos(self.since(tree)))
@@ -220,7 +241,7 @@ impl ModuleReport<'_> {
     fn table(&self, device: &DeviceSnapshot, tree: &ModuleTree) -> Table<ModuleEntry> {
         let totals = tree.modules.iter().map(|row| &row.total);
         let mut totals = totals.chain(tree.others.iter().map(|(_, sums)| sums));
-        let recomputed = totals.any(|sums| sums.pass(Recompute).allocs > 0);
+        let recomputed = totals.any(|sums| sums.pass(Pass::Recompute).allocs > 0);
         let mut table = Table::new(columns(recomputed));
         if self.options.format == ReportFormat::Text {
             push_shown(&mut table, tree.modules.clone(), self.options);
@@ -228,15 +249,15 @@ impl ModuleReport<'_> {
             let modules = ordered(tree.modules.clone(), self.options).into_iter();
             let rows = modules.map(|module| ModuleEntry {
                 kind: "module",
-                path: Some(module.path),
+                path: Some(module.path.clone()),
                 depth: Some(module.depth as u64),
-                ..ModuleEntry::new(module.name, module.total, module.own)
+                ..ModuleEntry::new(module.name.clone(), module.figures())
             });
             table.extend(Output::Data, rows);
         }
         let others = tree.others.iter().map(|(place, sums)| ModuleEntry {
             kind: place.as_str(),
-            ..ModuleEntry::new(place_name(place), *sums, *sums)
+            ..ModuleEntry::new(place_name(place), OfModule::whole(*sums))
         });
         table.extend(Output::All, others);
         let (before, then) = (&device.before_attach, tree.peak.before_attach);
@@ -268,7 +289,7 @@ impl ModuleReport<'_> {
         };
         table.push(Output::Text, total);
         for entry in &mut table.rows {
-            entry.row.device = device.index.into();
+            entry.row.device = Some(device.index);
             entry.row.whole = whole.0;
         }
         table
@@ -303,7 +324,8 @@ fn push_shown(table: &mut Table<ModuleEntry>, modules: Vec<ModuleRow>, options: 
     let mut outermost: Option<Sums> = None;
     for (at, row) in rows.into_iter().enumerate() {
         if !hidden.contains(&at) {
-            table.push(Output::Text, ModuleEntry::new(row.name, row.total, row.own));
+            let sums = row.figures();
+            table.push(Output::Text, ModuleEntry::new(row.name, sums));
         } else if row.depth == 0 {
             outermost = Some(outermost.map_or(row.total, |sums| sums.and(&row.total)));
         }
@@ -312,7 +334,7 @@ fn push_shown(table: &mut Table<ModuleEntry>, modules: Vec<ModuleRow>, options: 
     if let Some(sums) = outermost {
         table.push(
             Output::Text,
-            ModuleEntry::new(format!("({others})"), sums, sums),
+            ModuleEntry::new(format!("({others})"), OfModule::whole(sums)),
         );
     } else if !hidden.is_empty() {
         let row = ModuleEntry {

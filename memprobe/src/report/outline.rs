@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use crate::attribution::modules::{Additive, ModuleRow};
 use crate::report::{ReportOptions, RowLimit};
-use crate::view::{clean, counted, folded};
+use crate::view::{OfModule, clean, counted, folded};
 
 const DEEPEST_INDENT: usize = 16;
 
@@ -21,6 +21,13 @@ pub(super) struct OutlineRow<S> {
 }
 
 impl<S: Copy> OutlineRow<S> {
+    pub(super) fn figures(&self) -> OfModule<S> {
+        OfModule {
+            total: self.total,
+            own: self.own,
+        }
+    }
+
     pub(super) fn other(name: String, said: S) -> Self {
         Self {
             depth: 0,

@@ -30,7 +30,7 @@ use crate::process::run_state::RunState;
 use crate::process::status::Status;
 use crate::process::{container, facts};
 use crate::python::CodeCache;
-use crate::symbolize::readings::{Reading, SegmentClaim};
+use crate::symbolize::readings::{SegmentClaim, TimedReading};
 use crate::symbolize::{PriorCudaUse, Symbolizer};
 use crate::torch::module_calls::ModuleCalls;
 use crate::torch::module_trees::ModuleNames;
@@ -519,7 +519,7 @@ impl Process {
             ..Target::default()
         };
         let reading = self.driver.take(self.tgid, &target, answer);
-        self.push_reading(reading.map(Reading::Driver))
+        self.push_reading(reading.map(TimedReading::Driver))
     }
 
     /// Reads the allocator's segments if they may have changed. Returns true if a reading waits for earlier events.
@@ -540,11 +540,11 @@ impl Process {
             true => SegmentClaim::Listed,
             false => SegmentClaim::None,
         };
-        self.push_reading(reading.map(|reading| Reading::Segments(reading, claim)))
+        self.push_reading(reading.map(|reading| TimedReading::Segments(reading, claim)))
     }
 
     /// Returns true if there is a reading.
-    fn push_reading(&mut self, reading: Option<Reading>) -> bool {
+    fn push_reading(&mut self, reading: Option<TimedReading>) -> bool {
         let is_there = reading.is_some();
         reading
             .into_iter()

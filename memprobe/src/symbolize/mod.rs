@@ -36,7 +36,7 @@ use cpu::CpuAllocatorTotals;
 use cuda::{Call, CallerKind, CudaResolver};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
-use readings::{Reading, Readings, SegmentClaim};
+use readings::{Readings, SegmentClaim, TimedReading};
 use segments::{Owner, Segments, event_of};
 use shapes::PurposeInterner;
 use stacks::{Interned, Pending, Stacks, Wait};
@@ -293,7 +293,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Passes on the readings from before a record, or all.
     fn pass_readings(&mut self, record: Option<TimeNs>) {
         while let Some(reading) = self.readings.take_before(record) {
-            if let Reading::Segments(list, SegmentClaim::Listed) = &reading {
+            if let TimedReading::Segments(list, SegmentClaim::Listed) = &reading {
                 self.ready.note_reading(list);
             }
             self.ready.push(reading.event());
@@ -364,7 +364,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Accepts a reading, which becomes an event after the records from before it.
-    pub fn push_reading(&mut self, reading: Reading) {
+    pub fn push_reading(&mut self, reading: TimedReading) {
         self.readings.push(reading);
     }
 
@@ -690,7 +690,7 @@ mod tests {
             Record::Memory(MemoryKind::Block, record, PurposeHint::None)
         };
         let driver = |time| {
-            Reading::Driver(Arc::new(DriverReading {
+            TimedReading::Driver(Arc::new(DriverReading {
                 time: TimeNs(time),
                 asked: TimeNs(time),
                 tgid: Tgid(u32::MAX),

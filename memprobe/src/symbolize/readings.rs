@@ -16,12 +16,12 @@ pub enum SegmentClaim {
 
 /// A reading of the running process, with a time.
 #[derive(Clone, Debug)]
-pub enum Reading {
+pub enum TimedReading {
     Driver(Arc<DriverReading>),
     Segments(Arc<SegmentReading>, SegmentClaim),
 }
 
-impl Reading {
+impl TimedReading {
     fn time(&self) -> TimeNs {
         match self {
             Self::Driver(reading) => reading.time,
@@ -39,17 +39,17 @@ impl Reading {
 
 /// Readings in the order of their times.
 #[derive(Default)]
-pub(super) struct Readings(VecDeque<Reading>);
+pub(super) struct Readings(VecDeque<TimedReading>);
 
 impl Readings {
-    pub(super) fn push(&mut self, reading: Reading) {
+    pub(super) fn push(&mut self, reading: TimedReading) {
         let time = reading.time();
         let at = self.0.partition_point(|earlier| earlier.time() <= time);
         self.0.insert(at, reading);
     }
 
     /// Takes the next reading from before a record; `None` for a record stands for the last one.
-    pub(super) fn take_before(&mut self, record: Option<TimeNs>) -> Option<Reading> {
+    pub(super) fn take_before(&mut self, record: Option<TimeNs>) -> Option<TimedReading> {
         let next = self.0.front()?;
         let is_before = record.is_none_or(|time| next.time() < time);
         is_before.then(|| self.0.pop_front()).flatten()

@@ -13,6 +13,7 @@ mod host;
 mod kv_cache;
 mod lines;
 mod markup;
+mod modules;
 mod names;
 mod number;
 mod outside;
@@ -43,6 +44,9 @@ pub use host::{
 pub use kv_cache::{kv_gap, kv_summary, kv_title, kv_unit, kv_usage, server_memory_words};
 pub use lines::{CHANGE, GROWTH, GROWTH_PER_ITERATION, LineCells, RATE, line_columns};
 pub use markup::escaped;
+pub use modules::{
+    LayerCells, ModuleCells, ModuleTreeCells, OfModule, RECOMPUTE, layer_columns, module_columns,
+};
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_file, library_name,
     named_site, named_stack, native_place, place, pool_words, process, whole_frame,

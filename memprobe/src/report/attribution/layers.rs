@@ -11,8 +11,8 @@ use crate::event::bytes::human;
 use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::{Alike, LayersOf, ReportError, ReportFormat, ReportOptions};
-use crate::view::table::{Cell, Column, Output, Summand, Table, columns};
-use crate::view::{ByCategory, category_columns, counted, headed_bytes};
+use crate::view::table::{Cell, Column, Output, Table};
+use crate::view::{ByCategory, LayerCells, ModuleTreeCells, OfModule, counted, layer_columns};
 
 /// A module, or memory outside modules.
 pub(super) struct LayerEntry<'a> {
@@ -21,67 +21,82 @@ pub(super) struct LayerEntry<'a> {
     kind: &'static str,
     module: Option<(String, u64)>,
     name: String,
-    layers: Option<[Layer; 2]>,
+    layers: Option<OfModule<Layer>>,
     /// Bytes of a row without categories.
     bytes: Cell<'static>,
-}
-
-impl LayerEntry<'_> {
-    fn own(&self, category: Category) -> Cell<'static> {
-        let layers = self.layers.as_ref();
-        layers.map_or(Cell::Blank, |[_, own]| Cell::Bytes(own.of(category)))
-    }
 }
 
 impl ByCategory for LayerEntry<'_> {
     fn bytes(&self, category: Category) -> Cell<'static> {
         let layers = self.layers.as_ref();
-        layers.map_or(Cell::Blank, |[total, _]| Cell::Bytes(total.of(category)))
+        layers.map_or(Cell::Blank, |layers| Cell::Bytes(layers.total.of(category)))
+    }
+}
+
+impl ModuleTreeCells for LayerEntry<'_> {
+    fn device(&self) -> Option<DeviceIndex> {
+        Some(self.index)
+    }
+
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn path(&self) -> Option<&str> {
+        self.module.as_ref().map(|(path, _)| &**path)
+    }
+
+    fn depth(&self) -> Option<u64> {
+        self.module.as_ref().map(|(_, depth)| *depth)
+    }
+
+    fn name(&self) -> Cell<'_> {
+        (&*self.name).into()
+    }
+}
+
+impl LayerCells for LayerEntry<'_> {
+    fn layers(&self) -> Option<OfModule<&Layer>> {
+        let layers = self.layers.as_ref()?;
+        Some(OfModule {
+            total: &layers.total,
+            own: &layers.own,
+        })
+    }
+
+    fn total(&self) -> Cell<'_> {
+        let layers = self.layers.as_ref();
+        layers.map_or_else(
+            || self.bytes.clone(),
+            |layers| Cell::Bytes(layers.total.all()),
+        )
+    }
+
+    fn own_total(&self) -> Cell<'_> {
+        let layers = self.layers.as_ref();
+        layers.map_or_else(
+            || self.bytes.clone(),
+            |layers| Cell::Bytes(layers.own.all()),
+        )
+    }
+
+    fn iteration(&self) -> Option<u64> {
+        self.iteration.map(|it| it.number)
+    }
+
+    fn iteration_kind(&self) -> Option<&'static str> {
+        self.iteration.map(|it| it.kind.as_str())
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.iteration.and_then(|it| it.epoch)
     }
 }
 
 type LayerColumn<'a> = Column<LayerEntry<'a>>;
 
 pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
-    let mut columns = Vec::from(columns![|row: LayerEntry<'a>|
-        data("device") => row.index,
-        data("iteration") => row.iteration.map(|it| it.number),
-        data("iteration_kind") => row.iteration.map(|it| it.kind.as_str()),
-        data("epoch") => row.iteration.and_then(|it| it.epoch),
-        data("kind") => row.kind,
-        data("path") => row.module.as_ref().map(|(path, _)| &**path),
-        data("depth") => row.module.as_ref().map(|(_, depth)| *depth),
-        number("total", "AT PEAK") => match &row.layers {
-            Some([total, _]) => Cell::Bytes(total.all()),
-            None => row.bytes.clone(),
-        },
-    ]);
-    columns.extend(category_columns());
-    columns.extend(columns![|row: LayerEntry<'a>|
-        figure("OTHER").part(Summand::Rest) => match &row.layers {
-            Some([total, _]) => {
-                let named = headed_bytes(|category| total.of(category));
-                Cell::Bytes(total.all().saturating_sub(named))
-            }
-            None => Cell::Blank,
-        },
-        data("own_total") => match &row.layers {
-            Some([_, own]) => Cell::Bytes(own.all()),
-            None => row.bytes.clone(),
-        },
-        data("own_activation") => row.own(Category::Activation),
-        data("own_parameter") => row.own(Category::Parameter),
-        data("own_gradient") => row.own(Category::Gradient),
-        data("own_intermediate_gradient") => row.own(Category::IntermediateGradient),
-        data("own_optimizer_state") => row.own(Category::OptimizerState),
-        data("own_input") => row.own(Category::Input),
-        data("own_kv_cache") => row.own(Category::KvCache),
-        data("own_temporary") => row.own(Category::Temporary),
-        data("own_workspace") => row.own(Category::Workspace),
-        data("own_unknown") => row.own(Category::Unknown),
-        label("MODULE") => &*row.name,
-    ]);
-    columns
+    layer_columns().into()
 }
 
 /// Source of the memory of a device's modules at each selected moment.
@@ -296,12 +311,12 @@ fn table<'a>(
         modules
             .into_iter()
             .map(|module: OutlineRow<Layer>| LayerEntry {
-                module: Some((module.path, module.depth as u64)),
-                ..row("module", module.name, Some([module.total, module.own]))
+                module: Some((module.path.clone(), module.depth as u64)),
+                ..row("module", module.name.clone(), Some(module.figures()))
             }),
     );
     for (place, layer) in &layers.others {
-        let layers = Some([*layer, *layer]);
+        let layers = Some(OfModule::whole(*layer));
         table.push(Output::All, row(place.as_str(), place_name(place), layers));
     }
     for rest in remainders(&layers.peak, &layers.peak) {

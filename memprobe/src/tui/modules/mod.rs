@@ -14,93 +14,23 @@ use super::table_screen::{
     Content, Note, Query, Reaction, RowOf, ScreenParts, ScreenRequest, TableOf, TableScreen,
     TableState,
 };
-use crate::attribution::tables::{Category, IterationChoice, Pass, Sums};
+use crate::attribution::tables::{Category, IterationChoice, Layer, Pass, Sums};
 use crate::event::Bytes;
-use crate::view::table::{Cell, Column, Cut, Tone, columns};
-use crate::view::{Alike, ByCategory, category_columns, clean, count};
+use crate::view::table::{Cell, Column};
+use crate::view::{
+    Alike, ByCategory, LayerCells, ModuleCells, ModuleTreeCells, OfModule, RECOMPUTE, clean, count,
+    layer_columns, module_columns,
+};
 use rows::{ModuleData, ModuleKey};
 use subject::{ModuleFigures, ModuleTables};
 
 /// Live memory of modules, by the pass that allocated it.
-const NOW: [Column<ModuleData>; 10] = columns![|row: ModuleData|
-    figure("LIVE").short().screen(9, 0).tone(Tone::Strong) => row.live,
-    figure("OWN").short().screen(8, 60) => row.own(),
-    figure("PEAK").short().screen(8, 44) => row.sums().map(|sums| sums.all.peak),
-    figure("AT PEAK").short().screen(8, 96) => row.at_peak,
-    figure("FORWARD").short().screen(8, 70) => row.pass(Pass::Forward),
-    figure(RECOMPUTE).short().screen(9, 88) => row.pass(Pass::Recompute),
-    figure("BACKWARD").short().screen(8, 70) => row.pass(Pass::Backward),
-    figure("SHARE").screen(6, 78) => Cell::Share(row.live, row.allocated),
-    figure("BLOCKS").screen(8, 110) => row.sums().map(|sums| sums.all.live_blocks),
-    label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
-];
+const NOW: [Column<ModuleData>; 30] = module_columns();
 
 /// Memory of modules at the peak of an iteration, by category.
-const THEN: [Column<ModuleData>; 11] = {
-    let [at_peak, own, other, share, module] = columns![|row: ModuleData|
-        figure("AT PEAK").short().screen(9, 0).tone(Tone::Strong) => row.live,
-        figure("OWN").short().screen(8, 130) => row.own(),
-        figure("OTHER").short().screen(8, 102) => row.sum(&UNNAMED),
-        figure("SHARE").screen(6, 122) => Cell::Share(row.live, row.allocated),
-        label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
-    ];
-    let [
-        activations,
-        weights,
-        gradients,
-        intermediate,
-        optimizer,
-        inputs,
-        ..,
-    ] = category_columns();
-    [
-        at_peak,
-        own,
-        activations,
-        weights,
-        gradients,
-        intermediate,
-        optimizer,
-        inputs,
-        other,
-        share,
-        module,
-    ]
-};
-
-/// Head of the column that is shown only if memory was recomputed.
-const RECOMPUTE: &str = "RECOMPUTE";
-
-/// Categories without a column.
-const UNNAMED: [Category; 4] = [
-    Category::KvCache,
-    Category::Temporary,
-    Category::Workspace,
-    Category::Unknown,
-];
+const THEN: [Column<ModuleData>; 33] = layer_columns();
 
 impl ModuleData {
-    fn own(&self) -> Option<Bytes> {
-        self.figures.map(|(own, _)| own.bytes())
-    }
-
-    fn sums(&self) -> Option<Sums> {
-        match self.figures {
-            Some((_, ModuleFigures::Now(sums))) => Some(sums),
-            _ => None,
-        }
-    }
-
-    fn pass(&self, pass: Pass) -> Option<Bytes> {
-        self.sums().map(|sums| sums.pass(pass).live)
-    }
-
-    fn sum(&self, categories: &[Category]) -> Option<Bytes> {
-        let (_, total) = self.figures?;
-        let bytes = categories.iter().map(|category| total.of(*category));
-        bytes.sum::<Option<u64>>().map(Bytes)
-    }
-
     /// Returns the name, with the number of modules if the row stands for several.
     fn name_and_count(&self) -> String {
         match self.count {
@@ -110,9 +40,97 @@ impl ModuleData {
     }
 }
 
+impl ModuleTreeCells for ModuleData {
+    fn name(&self) -> Cell<'_> {
+        self.name_and_count().into()
+    }
+}
+
+impl ModuleCells for ModuleData {
+    fn sums(&self) -> Option<OfModule<&Sums>> {
+        match &self.figures {
+            Some(OfModule {
+                total: ModuleFigures::Now(total),
+                own: ModuleFigures::Now(own),
+            }) => Some(OfModule { total, own }),
+            _ => None,
+        }
+    }
+
+    fn live(&self) -> Cell<'_> {
+        self.live.into()
+    }
+
+    fn at_peak(&self) -> Cell<'_> {
+        self.at_peak.into()
+    }
+
+    fn live_blocks(&self) -> Cell<'_> {
+        (self.sums()).map(|sums| sums.total.all.live_blocks).into()
+    }
+
+    fn own_live(&self) -> Cell<'_> {
+        self.own_bytes()
+    }
+
+    fn own_at_peak(&self) -> Cell<'_> {
+        self.figures.map(|figures| figures.own.at_peak()).into()
+    }
+
+    fn own_live_blocks(&self) -> Cell<'_> {
+        (self.sums()).map(|sums| sums.own.all.live_blocks).into()
+    }
+
+    fn share(&self) -> Cell<'_> {
+        Cell::Share(self.live, self.allocated)
+    }
+
+    fn own(&self) -> Cell<'_> {
+        self.own_bytes()
+    }
+
+    fn pass(&self, pass: Pass) -> Cell<'_> {
+        (self.sums()).map(|sums| sums.total.pass(pass).live).into()
+    }
+}
+
+impl ModuleData {
+    fn own_bytes(&self) -> Cell<'static> {
+        self.figures.map(|figures| figures.own.bytes()).into()
+    }
+}
+
 impl ByCategory for ModuleData {
     fn bytes(&self, category: Category) -> Cell<'static> {
-        self.sum(&[category]).into()
+        let figures = self.figures.as_ref();
+        figures
+            .and_then(|figures| figures.total.of(category))
+            .map(Bytes)
+            .into()
+    }
+}
+
+impl LayerCells for ModuleData {
+    fn layers(&self) -> Option<OfModule<&Layer>> {
+        match &self.figures {
+            Some(OfModule {
+                total: ModuleFigures::Then(total),
+                own: ModuleFigures::Then(own),
+            }) => Some(OfModule { total, own }),
+            _ => None,
+        }
+    }
+
+    fn total(&self) -> Cell<'_> {
+        self.live.into()
+    }
+
+    fn own_total(&self) -> Cell<'_> {
+        self.own_bytes()
+    }
+
+    fn share(&self) -> Cell<'_> {
+        ModuleCells::share(self)
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
 use super::ModuleList;
 use super::subject::{ModuleFigures, ModuleTables};
 use crate::attribution::tables::{CoverageStart, ModuleScope};
-use crate::view::{UNACCOUNTED, before, clean, no_module};
+use crate::view::{OfModule, UNACCOUNTED, before, clean, no_module};
 
 type ModuleRow = crate::attribution::tables::ModuleRow<ModuleFigures>;
 
@@ -28,8 +28,8 @@ pub struct ModuleData {
     /// Bytes at the peak of the device, submodules included.
     pub(super) at_peak: i128,
     pub(super) allocated: i128,
-    /// Figures of the module itself, and with its submodules; `None` for rows beside the modules.
-    pub(super) figures: Option<(ModuleFigures, ModuleFigures)>,
+    /// `None` for rows beside the modules.
+    pub(super) figures: Option<OfModule<ModuleFigures>>,
 }
 
 pub fn table(
@@ -119,7 +119,10 @@ fn row(module: &ModuleRow, above: &str, depth: usize, allocated: i128) -> RowOf<
         live: module.total.bytes().0.into(),
         at_peak: module.total.at_peak().0.into(),
         allocated,
-        figures: Some((module.own, module.total)),
+        figures: Some(OfModule {
+            total: module.total,
+            own: module.own,
+        }),
     };
     TableRow::leaf(ModuleKey::Module(joined(above, module)), data).at(depth, fold)
 }
@@ -145,7 +148,7 @@ fn other_rows(subject: &ModuleTables) -> Vec<RowOf<ModuleList>> {
     let mut rows = Vec::new();
     for (place, figures) in &subject.others {
         let bytes = [figures.bytes(), figures.at_peak()].map(|bytes| bytes.0.into());
-        let figures = Some((*figures, *figures));
+        let figures = Some(OfModule::whole(*figures));
         rows.push(plain(
             ModuleKey::Other(place.clone()),
             no_module(place),

@@ -9,7 +9,10 @@ use crate::attribution::tables::{
 };
 use crate::event::Bytes;
 use crate::event::bytes::human;
-use crate::view::{Alike, count, counted, folded, iteration, iterations_by, peak, percent};
+use crate::view::{
+    Alike, LayerCells as _, ModuleCells as _, OfModule, count, counted, folded, iteration,
+    iterations_by, peak, percent,
+};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ModuleFigures {
@@ -215,18 +218,20 @@ pub fn summary(row: &RowOf<ModuleList>) -> String {
         }
         ModuleKey::Other(_) => row.data.name.clone(),
     };
-    match &row.data.figures {
+    if let Some(sums) = row.data.sums() {
+        return summary_now(what, row, sums);
+    }
+    match row.data.layers() {
+        Some(layers) => summary_then(what, layers),
         None => what,
-        Some((ModuleFigures::Now(own), ModuleFigures::Now(total))) => {
-            summary_now(what, row, own, total)
-        }
-        Some((own, ModuleFigures::Then(total))) => summary_then(what, own.bytes(), total),
-        // Impossible: both figures are of the same kind.
-        Some((ModuleFigures::Then(_), ModuleFigures::Now(_))) => what,
     }
 }
 
-fn summary_now(what: String, row: &RowOf<ModuleList>, own: &Sums, total: &Sums) -> String {
+fn summary_now(
+    what: String,
+    row: &RowOf<ModuleList>,
+    OfModule { total, own }: OfModule<&Sums>,
+) -> String {
     let mut facts = vec![what, format!("own {}", human(own.all.live))];
     facts.push(match total.all.peak {
         Some(peak) => format!("peak {}", human(peak)),
@@ -243,8 +248,8 @@ fn summary_now(what: String, row: &RowOf<ModuleList>, own: &Sums, total: &Sums) 
 }
 
 /// Lists all categories with bytes, whether or not they have a column.
-fn summary_then(what: String, own: Bytes, total: &Layer) -> String {
-    let mut facts = vec![what, format!("own {}", human(own))];
+fn summary_then(what: String, OfModule { total, own }: OfModule<&Layer>) -> String {
+    let mut facts = vec![what, format!("own {}", human(Bytes(own.all())))];
     let held = Category::ALL.iter();
     let held = held.map(|category| (category.as_str(), total.of(*category)));
     let held = held.filter(|(_, bytes)| *bytes > 0);

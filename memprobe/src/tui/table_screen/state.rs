@@ -166,7 +166,10 @@ impl<C: Content> TableScreen<C> {
         let is_first = |column: &Column<C::Data>| {
             column.screen.is_some() && [column.head, ""].contains(&C::FIRST_SORT)
         };
-        let column = columns.iter().position(is_first).unwrap_or(0);
+        let on_screen = |column: &Column<C::Data>| column.screen.is_some();
+        let column = columns.iter().position(is_first);
+        let column = column.or_else(|| columns.iter().position(on_screen));
+        let column = column.unwrap_or(0);
         let first = columns[column].screen.and_then(|screen| screen.order);
         let order = first.unwrap_or_default();
         let mut screen = Self {

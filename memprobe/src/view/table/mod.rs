@@ -58,6 +58,29 @@ pub struct Column<R> {
     pub value: fn(&R) -> Cell<'_>,
 }
 
+impl<R> Clone for Column<R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Column<R> {}
+
+/// Joins the columns of two arrays, which must have `N` in all and at least one in the first.
+pub const fn joined<R, const A: usize, const B: usize, const N: usize>(
+    first: [Column<R>; A],
+    second: [Column<R>; B],
+) -> [Column<R>; N] {
+    assert!(A + B == N, "each column has its place");
+    let mut all = [first[0]; N];
+    let mut at = 1;
+    while at < N {
+        all[at] = if at < A { first[at] } else { second[at - A] };
+        at += 1;
+    }
+    all
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnScreen {
     /// Width in cells; 0 for the rest of the table.

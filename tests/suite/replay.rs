@@ -53,11 +53,10 @@ fn a_recording_is_shown_at_its_peak_its_failure_and_any_event() {
         let events = report["events"].as_u64().expect("a count");
 
         let mut screen = replay(&environment, &file, &["--at", "oom"]);
-        let shown = screen.wait_for("OUT OF MEMORY 1x");
-        assert!(
-            shown.contains("REPLAY") && shown.contains("oom.py:"),
-            "{shown}"
-        );
+        screen.wait_until("the failure", |shown| {
+            let wanted = ["OUT OF MEMORY 1x", "REPLAY", "oom.py:"];
+            wanted.iter().all(|text| shown.contains(text))
+        });
         screen.press("O");
         screen.wait_for("OUT OF MEMORY 2x");
         screen.press("P");
@@ -94,8 +93,13 @@ fn is_at_peak(shown: &str) -> bool {
     peak.len() == 2 && allocated(shown) == peak.join(" ")
 }
 
+/// Returns true if the last line of the screen is drawn.
+fn is_whole(shown: &str) -> bool {
+    shown.contains("q quit")
+}
+
 /// Iterations of the long loop: more events than a group of a recording holds.
-const ITERATIONS: u64 = 150;
+const ITERATIONS: u64 = 180;
 
 #[test]
 fn a_long_recording_is_shown_before_it_is_read() {
@@ -109,29 +113,26 @@ fn a_long_recording_is_shown_before_it_is_read() {
     let report = environment.report(&file);
     let events = report["events"].as_u64().expect("a count");
     assert!(events > 300_000, "{events}");
-    let of_all = format!("of {}", with_commas(events));
 
     let mut screen = replay(&environment, &file, &["--at", "peak"]);
-    screen.wait_for_bytes("% read");
+    // The status line says what is missing yet: "iterations, categories: 0 % read".
+    screen.wait_for_bytes("categories:");
     // The same moment, from a keyframe and from everything.
-    let early = screen.wait_until("the peak", is_at_peak);
+    let early = screen.wait_until("the peak", |shown| is_at_peak(shown) && is_whole(shown));
     assert!(early.contains("long_loop.py:"), "{early}");
-    assert!(early.contains(&of_all), "{early}");
     let all = format!("of {iterations}");
     let late = screen.wait_until("the iterations", |shown| {
-        shown.contains(&all) && !shown.contains("% read")
+        shown.contains(&all) && is_whole(shown) && !shown.contains("% read")
     });
     assert!(late.contains("iteration 20 of"), "{late}");
     assert!(is_at_peak(&late), "{late}");
     assert_eq!(allocated(&early), allocated(&late));
-    let event = |shown: &str| {
-        let at = shown.find("event ").map(|at| &shown[at..]);
-        at.unwrap_or_default()
-            .split(" of ")
-            .next()
-            .map(str::to_owned)
+    let moment = |shown: &str| {
+        let at = shown.find("REPLAY ").map(|at| &shown[at..]);
+        at.and_then(|at| at.split(" of ").next().map(str::to_owned))
     };
-    assert_eq!(event(&early), event(&late), "{late}");
+    assert!(moment(&early).is_some(), "{early}");
+    assert_eq!(moment(&early), moment(&late), "{late}");
     screen.press("q");
     assert_eq!(screen.finish_restored().code(), Some(0));
 
@@ -141,7 +142,7 @@ fn a_long_recording_is_shown_before_it_is_read() {
     screen.press(":iteration 140\r");
     screen.wait_for("iteration 140 of");
     screen.press("c");
-    screen.wait_for("activations");
+    screen.wait_for("CATEGORY");
     screen.press("q");
     assert_eq!(screen.finish_restored().code(), Some(0));
 }

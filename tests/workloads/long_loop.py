@@ -2,10 +2,12 @@
 
     long_loop.py ITERATIONS
 
-Each iteration has 1000 tensors, and iteration 20 one tall tensor more.
+Each iteration has 1000 tensors, and iteration 20 one tall tensor more. A short sleep leaves a busy machine the time
+to record all of them.
 """
 
 import sys
+import time
 
 import torch
 
@@ -26,6 +28,7 @@ def main():
             allocate(1 + number % 7 * 100_000)
         del tall
         optimizer.step()
+        time.sleep(0.03)
 
 
 if __name__ == "__main__":

@@ -207,13 +207,14 @@ impl ReplayState {
     fn install(&mut self, mut player: ScreenPlayer) -> Result<()> {
         self.refused = player.ledger().refused();
         self.damage = player.damage;
+        // The whole recording is read up to its end, and its analyses go back with the cursor.
+        self.iterations = iterations(&player);
         // Numbers of events differ if some are missing.
         match self.damage {
             Some(_) => player.seek_time(self.time)?,
             None => player.seek(self.events)?,
         }
         self.events = player.events();
-        self.iterations = iterations(&player);
         if !self.is_unit_chosen {
             self.unit = first_unit(&self.iterations);
         }
@@ -224,7 +225,10 @@ impl ReplayState {
             mark.iteration = iteration_at(numbers, mark.time);
         }
         match self.postponed.take() {
-            Some(seek) => self.execute(Command::Seek(seek)),
+            Some(seek) => {
+                self.saving.send_replace(Saving::Nothing);
+                self.execute(Command::Seek(seek))
+            }
             None => {
                 self.attribution.forget();
                 self.show();

@@ -1,3 +1,5 @@
+mod keyframes;
+
 use std::fs;
 use std::path::Path;
 

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::*;
 use crate::event::{DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot, Timeline, TotalsPoint};
 use crate::recording::SeekableRecording;
 use crate::recording::generated::any_stream;
 use crate::recording::samples::{late_attach, on_the_cpu, small_groups, story, tensors};
+use crate::replay::*;
 
 fn recording(path: &Path) -> SeekableRecording {
     SeekableRecording::open(path, |_| Ok(())).unwrap()

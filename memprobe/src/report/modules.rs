@@ -56,27 +56,16 @@ impl ModuleEntry {
         }
     }
 
-    /// Returns a value of the module with its parts, or the bytes of a row without sums.
-    fn total_or_rest(&self, value: fn(&Holding) -> Bytes, moment: usize) -> Cell<'static> {
+    /// Returns bytes of a module, or those of a row without sums.
+    fn bytes(&self, of_sums: fn(&OfModule<Sums>) -> Bytes, moment: usize) -> Cell<'static> {
         match &self.sums {
-            Some(sums) => value(&sums.total.all).into(),
+            Some(sums) => of_sums(sums).into(),
             None => self.rest.0[moment].clone(),
         }
     }
 
-    /// The same, without the parts.
-    fn own_or_rest(&self, value: fn(&Holding) -> Bytes, moment: usize) -> Cell<'static> {
-        match &self.sums {
-            Some(sums) => value(&sums.own.all).into(),
-            None => self.rest.0[moment].clone(),
-        }
-    }
-
-    fn blocks(&self, of: fn(&OfModule<Sums>) -> &Sums) -> Cell<'static> {
-        match &self.sums {
-            Some(sums) => of(sums).all.live_blocks.into(),
-            None => self.rest.1.into(),
-        }
+    fn blocks(&self, of_sums: fn(&OfModule<Sums>) -> u64) -> Cell<'static> {
+        self.sums.as_ref().map(of_sums).or(self.rest.1).into()
     }
 }
 
@@ -112,27 +101,27 @@ impl ModuleCells for ModuleEntry {
     }
 
     fn live(&self) -> Cell<'_> {
-        self.total_or_rest(|all| all.live, 0)
+        self.bytes(|sums| sums.total.all.live, 0)
     }
 
     fn at_peak(&self) -> Cell<'_> {
-        self.total_or_rest(|all| all.at_peak, 1)
+        self.bytes(|sums| sums.total.all.at_peak, 1)
     }
 
     fn live_blocks(&self) -> Cell<'_> {
-        self.blocks(|sums| &sums.total)
+        self.blocks(|sums| sums.total.all.live_blocks)
     }
 
     fn own_live(&self) -> Cell<'_> {
-        self.own_or_rest(|all| all.live, 0)
+        self.bytes(|sums| sums.own.all.live, 0)
     }
 
     fn own_at_peak(&self) -> Cell<'_> {
-        self.own_or_rest(|all| all.at_peak, 1)
+        self.bytes(|sums| sums.own.all.at_peak, 1)
     }
 
     fn own_live_blocks(&self) -> Cell<'_> {
-        self.blocks(|sums| &sums.own)
+        self.blocks(|sums| sums.own.all.live_blocks)
     }
 
     fn share(&self) -> Cell<'_> {

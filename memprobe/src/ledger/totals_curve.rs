@@ -272,8 +272,8 @@ impl TotalsCurve {
     /// Appends the cells that follow.
     pub fn append(&mut self, part: CurvePart) {
         self.events = part.end_event();
-        let room = MAX_OOMS.saturating_sub(self.ooms.len());
-        self.ooms.extend(part.ooms.into_iter().take(room));
+        let free = MAX_OOMS.saturating_sub(self.ooms.len());
+        self.ooms.extend(part.ooms.into_iter().take(free));
         for cell in part.cells {
             let at = self.cells.len();
             for device in &cell.devices {

@@ -119,3 +119,6 @@ impl<A: Analysis + Clone> Player<A> {
             && devices.all(|device| known.contains(&device))
     }
 }
+
+#[cfg(test)]
+mod tests;

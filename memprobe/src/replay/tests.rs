@@ -1,5 +1,3 @@
-mod keyframes;
-
 use std::fs;
 use std::path::Path;
 

@@ -23,7 +23,7 @@ pub(super) struct OpenedRecording {
     pub reading: Option<RecordingReading>,
 }
 
-/// How much of a recording is read before it is shown.
+/// Part of a recording that is read before it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpenBy {
     /// Keyframes and curve, where the file has them.

@@ -11,12 +11,28 @@
 #define OWN __attribute__((noinline))
 
 /* The kinds of memory as memprobe names them. */
-enum kind { DEVICE, VIRTUAL, ARRAY, MANAGED, PINNED, REGISTERED, KINDS };
+enum kind { DEVICE, POOL, VIRTUAL, ARRAY, MANAGED, PINNED, REGISTERED, KINDS };
 
-static const char *const kind_names[KINDS] = { "device",  "virtual", "array",
-                                               "managed", "pinned",  "registered" };
+static const char *const kind_names[KINDS] = { "device",  "pool",   "virtual",   "array",
+                                               "managed", "pinned", "registered" };
 
 static size_t held[KINDS];
+
+/* Most bytes held at once, and allocations, of a program that counts them. */
+static size_t most[KINDS], made[KINDS];
+
+__attribute__((unused)) static void gain(enum kind kind, size_t size)
+{
+    held[kind] += size;
+    made[kind]++;
+    if (held[kind] > most[kind])
+        most[kind] = held[kind];
+}
+
+__attribute__((unused)) static void lose(enum kind kind, size_t size)
+{
+    held[kind] -= size;
+}
 
 /* Waits until the file that the test makes is there. */
 static void wait_for_the_test(const char *file)
@@ -31,6 +47,8 @@ static void print_truth(void)
 {
     for (int kind = 0; kind < KINDS; kind++)
         printf("truth %s %zu\n", kind_names[kind], held[kind]);
+    for (int kind = 0; kind < KINDS; kind++)
+        printf("most %s %zu\nmade %s %zu\n", kind_names[kind], most[kind], kind_names[kind], made[kind]);
     fflush(stdout);
 }
 

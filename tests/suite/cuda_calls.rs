@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start, start_command, truth};
+use memprobe_tests::cuda_programs::{
+    Cuda, Cudart, Entries, account, live, start, start_command, truth,
+};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
 use serde_json::Value;
@@ -13,8 +15,12 @@ use tempfile::tempdir;
 /// Recording of a program, and the program's own account.
 struct Seen {
     truth: BTreeMap<String, u64>,
+    /// Most bytes at once, and allocations, of a program that counts them.
+    most: BTreeMap<String, u64>,
+    made: BTreeMap<String, u64>,
     events: Vec<Event>,
     report: Value,
+    owners: Value,
 }
 
 impl Seen {
@@ -43,6 +49,9 @@ impl Seen {
         recording.finish();
         Self {
             truth: truth(&program),
+            most: account(&program, "most"),
+            made: account(&program, "made"),
+            owners: owners(environment, &file),
             events: environment.events(&file),
             report: environment.report(&file),
         }
@@ -58,7 +67,7 @@ impl Seen {
         let number = |value: &Value| value.as_u64().expect("a number");
         let list = |value: &Value| value.as_array().expect("a list").clone();
         let sum = |rows: &[Value]| rows.iter().map(|row| number(&row["live"])).sum::<u64>();
-        let on_devices: u64 = ["device", "virtual", "array"]
+        let on_devices: u64 = ["device", "pool", "virtual", "array"]
             .iter()
             .map(|kind| self.truth[*kind])
             .sum();
@@ -82,7 +91,33 @@ impl Seen {
             assert_eq!(sum(&lines), self.truth[kind], "{kind} by line");
         }
         assert_eq!(number(&self.report["lost_events"]), 0);
+        assert_eq!(self.by_kind("bytes"), known(&self.truth), "by kind");
     }
+
+    /// Figures of the totals by kind; kinds without any are left out.
+    fn by_kind(&self, figure: &str) -> BTreeMap<String, u64> {
+        let kinds = self.owners["kinds"].as_array().expect("totals by kind");
+        let figures = kinds.iter().map(|row| {
+            let kind = row["space"].as_str().expect("a kind").to_owned();
+            (kind, row[figure].as_u64().expect("a number"))
+        });
+        known(&figures.collect())
+    }
+}
+
+/// Rows of the report on owners.
+fn owners(environment: &TestEnvironment, file: &std::path::Path) -> Value {
+    let file = file.to_str().expect("a path");
+    let arguments = ["report", file, "--by", "owner", "--format", "json"];
+    let printed = environment.run(&arguments).succeeded();
+    serde_json::from_str(&printed.stdout).expect("JSON")
+}
+
+fn known(figures: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let known = figures.iter().filter(|(_, figure)| **figure > 0);
+    known
+        .map(|(kind, figure)| (kind.clone(), *figure))
+        .collect()
 }
 
 /// The simulation with each form of the driver's entries, and both ways for a program to have the runtime.
@@ -103,6 +138,13 @@ fn every_function_that_gives_out_memory_is_right_to_the_byte() {
         let program = cuda.program("every_call", *cudart, &[]);
         let seen = Seen::of(&environment, cuda, &program);
         seen.assert_right();
+        assert_eq!(seen.by_kind("peak"), seen.most);
+        assert_eq!(seen.by_kind("allocs"), seen.made);
+        assert!(
+            !seen.most.values().any(|most| *most == 0),
+            "{:?}",
+            seen.most
+        );
         let names = |name: &str| {
             seen.events
                 .iter()
@@ -111,6 +153,19 @@ fn every_function_that_gives_out_memory_is_right_to_the_byte() {
         assert!(names("cuMemAllocPitch_v2") && names("cuMemCreate"));
         // The runtime within a program has no name; what it asks of the driver has.
         assert_eq!(names("cudaMalloc3D"), *cudart == Cudart::Dynamic);
+    }
+}
+
+#[test]
+fn arrays_with_levels_are_right_by_kind() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    for (cuda, cudart) in &every_build() {
+        let program = cuda.program("more_calls", *cudart, &[]);
+        let seen = Seen::of(&environment, cuda, &program);
+        seen.assert_right();
+        assert!(seen.by_kind("bytes").contains_key("array"));
     }
 }
 
@@ -418,13 +473,13 @@ impl Layered {
     }
 
     /// The calls into CUDA are the allocations, each with the line that asked for it.
-    fn assert_calls_are_the_allocations(&self) {
+    fn assert_calls_are_the_allocations(&self, space: &str) {
         assert_eq!(self.report["layer"], "CUDA runtime calls");
         let device = &self.report["devices"][0];
         assert_eq!(device["device"], 0);
         assert_eq!(device["allocated"], self.facts["requested"]);
         assert_eq!(
-            self.live("cuda_alloc", "cuda_free", Some("device")),
+            self.live("cuda_alloc", "cuda_free", Some(space)),
             self.facts["requested"]
         );
         let lines = device["lines"].as_array().expect("a list");
@@ -499,12 +554,12 @@ fn without_caching_the_calls_are_the_allocations() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    for variable in [
-        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
-        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+    for (name, value, space) in [
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "device"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "pool"),
     ] {
-        for layered in Layered::each(&environment, Some(variable), &[]) {
-            layered.assert_calls_are_the_allocations();
+        for layered in Layered::each(&environment, Some((name, value)), &[]) {
+            layered.assert_calls_are_the_allocations(space);
         }
     }
 }
@@ -518,7 +573,7 @@ fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
     let library = memprobe_tests::cuda_programs::pluggable_allocator(folder.path());
     let library = library.to_str().expect("UTF-8");
     for layered in Layered::each(&environment, None, &["--pluggable", library]) {
-        layered.assert_calls_are_the_allocations();
+        layered.assert_calls_are_the_allocations("device");
         // The context that the first call makes is an event of its own.
         let allocations = layered.events.iter();
         let allocations = allocations.filter(|event| event.space.as_deref() == Some("device"));

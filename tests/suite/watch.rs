@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, pluggable_allocator, start_command};
+use memprobe_tests::cuda_programs::{
+    Cuda, Cudart, Entries, library_of_process, pluggable_allocator, start_command,
+};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::parse_events;
 use memprobe_tests::process::{Background, wait_until};
@@ -234,6 +236,40 @@ fn each_cause_is_named_wherever_the_request_comes_from() {
             "{line}"
         );
     }
+}
+
+#[test]
+fn a_limit_that_counts_memory_that_sleeps_is_the_cause() {
+    let Some(stage) = Stage::set(TestEnvironment::take()) else {
+        return;
+    };
+    library_of_process(stage.folder.path(), "sleeping.c", "libsleeping.so");
+    let library = stage.path("libsleeping.so").display().to_string();
+    let words = ["out_of_memory.py", "--cause", "asleep", "--catch", "1"];
+    let program = stage.program(
+        Driver::Counted,
+        &[&words[..], &["--pools", &library]].concat(),
+    );
+    let options = ["--max-overhead", "off", "--", "sh", "-c", &program];
+    let watched = stage.watch(&options).finish().succeeded();
+    let dumps = stage.dumps("memprobe-oom-");
+    let [dump] = dumps.as_slice() else {
+        panic!("one dump: {dumps:?}: {}", watched.stderr);
+    };
+    let document = stage.explained(dump);
+    let failed = failed(&document);
+    assert_eq!(failed["cause"], "asleep", "{document:#}");
+    // Each of the two blocks has a segment of its own.
+    assert_eq!(failed["asleep_bytes"].as_u64(), Some(190 * MIB), "{failed}");
+    let line = failed["asleep_line"].as_str().expect("a line");
+    assert!(line.starts_with("out_of_memory.py:"), "{failed}");
+    // The hole in the pool sleeps too.
+    assert_eq!(failed["largest_hole"], 0, "{failed}");
+    let verdict = document["verdict"]["text"].as_str().expect("a verdict");
+    assert!(
+        verdict.contains("190.00 MiB that was given back"),
+        "{verdict}"
+    );
 }
 
 #[test]

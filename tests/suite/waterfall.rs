@@ -1,4 +1,5 @@
-//! Owners of a process's memory: the driver's count, down to the allocator's rounding, adds up to the byte.
+//! Owners of a process's memory: the driver's count, down to the allocator's rounding, adds up to the byte. The report and
+//! the live screen have the same rows.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use memprobe_tests::cuda_programs::{Cuda, Entries, library_of_process};
 use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::{PyTorch, workloads};
+use memprobe_tests::terminal::Terminal;
 use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::Value;
@@ -204,6 +206,17 @@ impl Program<'_> {
         serde_json::from_str(&text.expect("an account")).expect("JSON")
     }
 
+    /// Shows the screen of owners, of the running program or of a recording.
+    fn screen(&self, arguments: &[&str]) -> Terminal {
+        let mut command = self.stage.memprobe();
+        command.args(arguments);
+        let mut screen = Terminal::start_sized(&mut command, (160, 50));
+        screen.wait_for("[lines]");
+        screen.press("W");
+        screen.wait_for("[owners]");
+        screen
+    }
+
     /// Ends a recording; returns the rows of its report.
     fn owners(&self, recording: Background, name: &str) -> Owners {
         recording.signal(Signal::INT);
@@ -236,6 +249,16 @@ impl Owners {
             (name.to_owned(), row["bytes"].as_i64().expect("bytes"))
         });
         bytes.collect()
+    }
+
+    /// Bytes of all rows below the whole, as the screen shows them, in order of their text.
+    fn as_shown(&self) -> Vec<String> {
+        let rows = self.rows().iter().filter(|row| row["depth"] != 0);
+        let mut shown: Vec<String> = rows
+            .map(|row| human(row["bytes"].as_i64().expect("bytes")))
+            .collect();
+        shown.sort();
+        shown
     }
 
     /// The rows below each row add up to it.
@@ -283,6 +306,79 @@ impl Owners {
         let owners = OWNERS.map(|(library, _, bytes)| (library.to_owned(), bytes));
         assert_eq!(self.libraries(), owners.into(), "{name}");
         assert_eq!(self.sum("context"), CONTEXT, "{name}");
+    }
+}
+
+/// Bytes as the screen writes them.
+fn human(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    let mut value = bytes.unsigned_abs() as f64;
+    let mut units = ["B", "KiB", "MiB", "GiB"].into_iter();
+    let mut unit = units.next();
+    while value >= 1023.995 {
+        value /= 1024.0;
+        unit = units.next();
+    }
+    let unit = unit.expect("less than a TiB");
+    match unit {
+        "B" => format!("{sign}{value:.0} B"),
+        _ => format!("{sign}{value:.2} {unit}"),
+    }
+}
+
+/// Bytes in the rows of a screen, between the heads and the sum, in order of their text.
+fn bytes_on(screen: &str) -> Vec<String> {
+    let rows = screen.lines().skip_while(|line| !line.contains("BYTES"));
+    let rows = rows.skip(1).take_while(|line| !line.starts_with("  sum "));
+    let bytes = rows.filter_map(|row| row.get(1..13)).map(str::trim);
+    let mut bytes: Vec<String> = bytes
+        .filter(|it| !it.is_empty())
+        .map(str::to_owned)
+        .collect();
+    bytes.sort();
+    bytes
+}
+
+/// Text of the sum, if it is the driver's count.
+fn sum_of(used: i64) -> String {
+    format!(
+        "sum {} = this process, as the driver counts it",
+        human(used)
+    )
+}
+
+#[test]
+fn the_screen_follows_the_process_and_has_the_rows_of_the_report() {
+    let Some(stage) = Stage::set() else { return };
+    let pools = stage.pools();
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut program = stage.start(pytorch, &["--pools", &pools], &[]);
+        let pid = program.target.pid().to_string();
+        let recording = program.record("screen.mprb");
+        let screen = program.screen(&["attach", &pid]);
+        screen.wait_for(" probes ok");
+        let awake = program.enter("awake");
+        let shown = screen.wait_for(&sum_of(awake.used));
+        for (library, _, bytes) in OWNERS {
+            let mut rows = shown.lines();
+            let row = rows.find(|row| row.contains(&format!("{library}, ")));
+            let row = row.unwrap_or_else(|| panic!("{library}: {shown}"));
+            assert!(row.contains(&human(bytes)), "{row}");
+        }
+        assert!(!shown.contains("asleep"), "{shown}");
+        let asleep = program.enter("asleep");
+        assert_ne!(asleep.used, awake.used);
+        screen.wait_for(&sum_of(asleep.used));
+        let shown = screen.wait_for(&human(-asleep.asleep()));
+        assert!(shown.contains("asleep: reserved"), "{shown}");
+        let owners = program.owners(recording, "screen.mprb");
+        owners.assert_allocator(&asleep, "beside the screen");
+        let is_same = |shown: &str| bytes_on(shown) == owners.as_shown();
+        screen.wait_until(&format!("{:?}", owners.as_shown()), is_same);
+        let file = program.path("screen.mprb");
+        let replay = program.screen(&["replay", file.to_str().expect("a path")]);
+        replay.wait_for(&sum_of(asleep.used));
+        replay.wait_until("the rows of the report in a replay", is_same);
     }
 }
 

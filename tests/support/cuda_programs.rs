@@ -227,15 +227,24 @@ pub fn start_command(mut command: Command) -> Background {
 
 /// Parses the bytes that a program reports as live, by kind of memory.
 pub fn truth(program: &Finished) -> BTreeMap<String, u64> {
-    let lines = program
-        .stdout
-        .lines()
-        .filter_map(|line| line.strip_prefix("truth "));
-    let truth = lines.map(|line| {
-        let (kind, bytes) = line.split_once(' ').expect("a kind and a number");
-        (kind.to_owned(), bytes.parse().expect("a number of bytes"))
+    account(program, "truth")
+}
+
+/// Parses numbers that a program reports, by kind of memory. The first word of a line says of what.
+///
+/// # Panics
+///
+/// If a line has no number.
+pub fn account(program: &Finished, of: &str) -> BTreeMap<String, u64> {
+    let lines = program.stdout.lines().filter_map(|line| {
+        let (first, rest) = line.split_once(' ')?;
+        (first == of).then_some(rest)
     });
-    truth.collect()
+    let numbers = lines.map(|line| {
+        let (kind, number) = line.split_once(' ').expect("a kind and a number");
+        (kind.to_owned(), number.parse().expect("a number"))
+    });
+    numbers.collect()
 }
 
 /// Bytes that are live at the end by the events, for each kind of memory.

@@ -1,12 +1,14 @@
 """Runs out of GPU memory for one cause, in a process with `CUDASIM_MEMORY=512m`.
 
-Options: --cause too_large | growth | fragmentation | cached_elsewhere | another_process,
+Options: --cause too_large | growth | fragmentation | cached_elsewhere | another_process | asleep,
+--pools LIBRARY (the allocator of the pool that sleeps),
 --by main | thread | worker | child (which thread or process asks), --catch N (catches the error N times, then goes on; without it
 the program ends with the error), --until FILE (goes on until there is a file of that name).
 Prints `READY` before the request that fails, and `CAUGHT n` after each that was caught.
 """
 
 import argparse
+import ctypes
 import os
 import subprocess
 import sys
@@ -69,6 +71,24 @@ def another_process(kept):
     return hold(500)
 
 
+def asleep(kept):
+    """The allocator may have half of the GPU, and counts a pool that sleeps."""
+    if not kept:
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        path = sys.argv[sys.argv.index("--pools") + 1]
+        functions = ("sleeping_malloc", "sleeping_free")
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(path, *functions)
+        pool = torch.cuda.MemPool(allocator.allocator())
+        with torch.cuda.use_mem_pool(pool):
+            kept.extend([allocator, pool, hold(160), hold(30)])
+            # Free, but it sleeps too.
+            del kept[-1]
+        settle()
+        ctypes.CDLL(path).sleeping_sleep()
+        settle()
+    return hold(120)
+
+
 def settle():
     """Gives memprobe the time to read the segments, at most once a second."""
     for _ in range(15):
@@ -76,7 +96,7 @@ def settle():
         time.sleep(0.1)
 
 
-CAUSES = {cause.__name__: cause for cause in (too_large, growth, fragmentation, cached_elsewhere, another_process)}
+CAUSES = {cause.__name__: cause for cause in (too_large, growth, fragmentation, cached_elsewhere, another_process, asleep)}
 
 
 def run(options):
@@ -128,12 +148,16 @@ def main():
     parser.add_argument("--by", choices=("main", "thread", "worker", "child"), default="main")
     parser.add_argument("--catch", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0, help="seconds after each error that is caught")
+    parser.add_argument("--pools")
     parser.add_argument("--until")
     options = parser.parse_args()
     {"main": run, "thread": by_thread, "worker": by_worker, "child": by_child}[options.by](options)
     while options.until and not os.path.exists(options.until):
         time.sleep(0.05)
     time.sleep(0.2)
+    if options.pools:
+        # The pool outlives its allocator otherwise.
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use memprobe::attribution::modules::ModuleLedger;
 use memprobe::attribution::threads::ThreadLedger;
 use memprobe::attribution::views;
+use memprobe::attribution::waterfall::waterfalls;
 use memprobe::attribution::{AttributionLedger, WithCategories};
 use memprobe::event::Target;
 use memprobe::event::{
@@ -104,6 +105,11 @@ impl Trainer {
             }
             // The program has no allocator whose tables could be read.
             AttributionQuery::Segments => AttributionTables::Segments(Arc::default()),
+            AttributionQuery::Owners => {
+                let ledger = &self.ledgers.ledger;
+                let owners = waterfalls(ledger, &snapshot, &[], Grouping::User);
+                AttributionTables::Owners(Arc::new(owners))
+            }
             AttributionQuery::Categories => {
                 let iterations = categories.latest_iterations(100);
                 let all = views::categories(categories, &iterations, snapshot.now);

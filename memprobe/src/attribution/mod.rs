@@ -5,6 +5,7 @@
 
 pub mod allocation_groups;
 pub mod allocations;
+pub mod asleep;
 mod caches;
 pub mod category;
 pub mod chosen_moments;

@@ -10,7 +10,9 @@ pub use crate::attribution::phase::Phase;
 pub use crate::attribution::segments::{SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow};
 pub use crate::attribution::threads::{AllocatingThread, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
-pub use crate::attribution::waterfall::{OwnerKind, OwnerRow, PoolOfStream, Waterfall};
+pub use crate::attribution::waterfall::{
+    OwnerKind, OwnerRow, PoolOfStream, Waterfall, totals_by_kind,
+};
 pub use crate::ledger::TotalsSample;
 
 use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};

@@ -11,7 +11,7 @@ use super::segments::SegmentMap;
 use super::tables::{SegmentBlockState, SegmentRow};
 use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, Pool, TimeNs, Totals};
 use crate::ledger::snapshot::{
-    DeviceSnapshot, Grouping, LineRow, OutsideRow, Site, Snapshot, SoftwareLayer,
+    CudaSnapshot, DeviceSnapshot, Grouping, LineRow, OutsideRow, Site, Snapshot, SoftwareLayer,
 };
 use crate::ledger::{DriverMemoryState, Ledger, SegmentMemory, SiteRef, saturated};
 
@@ -46,6 +46,8 @@ pub enum OwnerKind {
     Asleep,
     /// Reserved, but not device memory: managed or pinned.
     NotOnDevice,
+    /// One kind of memory of all libraries and devices; no part of a waterfall.
+    Kind,
 }
 
 /// Pool and stream of segments.
@@ -65,6 +67,8 @@ pub struct OwnerRow {
     pub bytes: i64,
     pub peak: Option<Bytes>,
     pub blocks: Option<u64>,
+    /// Calls that allocated since attach.
+    pub allocs: Option<u64>,
     pub library: Option<Arc<str>>,
     pub kind: Option<CudaMemoryKind>,
     pub pool: Option<PoolOfStream>,
@@ -168,6 +172,18 @@ pub fn waterfalls(
     devices.map(waterfall).collect()
 }
 
+/// Totals of each kind of memory that CUDA gave out beside the caching allocator's segments.
+pub fn totals_by_kind(cuda: &CudaSnapshot) -> Vec<OwnerRow> {
+    let rows = cuda.kinds.iter().map(|total| OwnerRow {
+        peak: Some(total.peak),
+        blocks: Some(total.live_blocks),
+        allocs: Some(total.allocs),
+        kind: Some(total.kind),
+        ..OwnerRow::new(OwnerKind::Kind, 0, saturated(total.live.0))
+    });
+    rows.collect()
+}
+
 /// Known facts of a device.
 struct Parts<'a> {
     totals: Totals,
@@ -186,6 +202,7 @@ impl OwnerRow {
             bytes,
             peak: None,
             blocks: None,
+            allocs: None,
             library: None,
             kind: None,
             pool: None,
@@ -197,6 +214,7 @@ impl OwnerRow {
         Self {
             peak: Some(line.peak),
             blocks: Some(line.live_blocks),
+            allocs: Some(line.allocs),
             site: Some(line.site.clone()),
             ..Self::new(OwnerKind::Line, depth, saturated(line.live.0))
         }
@@ -210,6 +228,7 @@ impl Parts<'_> {
             rows.push(OwnerRow {
                 peak: Some(library.peak),
                 blocks: Some(library.live_blocks),
+                allocs: Some(library.allocs),
                 library: Some(Arc::clone(&library.library)),
                 kind: Some(library.space),
                 ..OwnerRow::new(OwnerKind::Library, 1, saturated(library.live.0))

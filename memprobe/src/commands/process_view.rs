@@ -19,6 +19,7 @@ use crate::attribution::modules::ModuleLedger;
 use crate::attribution::segments::SegmentLedger;
 use crate::attribution::threads::ThreadLedger;
 use crate::attribution::views::{categories, layers, modules, threads};
+use crate::attribution::waterfall::waterfalls;
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{CallPaths, Event, Tgid, TimeNs};
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
@@ -162,7 +163,7 @@ impl ProcessView {
             self.tensors.show_progress();
         }
         let AttributionFeed { analyses, shown } = &mut self.reasons;
-        shown.show(analyses, &snapshot, ledger);
+        shown.show(analyses, &snapshot, ledger, self.grouping);
         self.snapshots.send_replace(snapshot);
     }
 }
@@ -354,7 +355,13 @@ impl AttributionShown {
     }
 
     /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
-    pub(super) fn show(&mut self, analyses: &ScreenAnalyses, snapshot: &Snapshot, ledger: &Ledger) {
+    pub(super) fn show(
+        &mut self,
+        analyses: &ScreenAnalyses,
+        snapshot: &Snapshot,
+        ledger: &Ledger,
+        grouping: Grouping,
+    ) {
         let reasons = match self.wanted {
             AttributionQuery::Nothing => return,
             AttributionQuery::Modules => {
@@ -365,6 +372,11 @@ impl AttributionShown {
             }
             AttributionQuery::Segments => {
                 AttributionTables::Segments(Arc::new(analyses.segments.maps(ledger, snapshot)))
+            }
+            AttributionQuery::Owners => {
+                let maps = analyses.segments.maps(ledger, snapshot);
+                let owners = waterfalls(ledger, snapshot, &maps, grouping);
+                AttributionTables::Owners(Arc::new(owners))
             }
             AttributionQuery::Categories => {
                 let (iterations, serves) = self.latest(analyses);

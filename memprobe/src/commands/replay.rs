@@ -456,7 +456,8 @@ impl ReplayState {
         let snapshot = Arc::new(self.snapshot());
         let ledger = self.player.ledger();
         if let Some(analyses) = self.player.analyses() {
-            self.attribution.show(analyses, &snapshot, ledger);
+            self.attribution
+                .show(analyses, &snapshot, ledger, self.grouping);
         }
         self.snapshots.send_replace(snapshot);
     }

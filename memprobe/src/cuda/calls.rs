@@ -223,7 +223,7 @@ const fn array(size: Size) -> Effect {
 
 const DEVICE: Effect = device(Size::Argument);
 const FROM_A_POOL: Effect = Effect::Allocates {
-    space: CudaMemoryKind::Device,
+    space: CudaMemoryKind::Pool,
     size: Size::Argument,
     lifetime: Lifetime::Process,
 };

@@ -255,6 +255,8 @@ impl Action {
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
     Device,
+    /// Device memory of a stream-ordered pool (`cudaMallocAsync`), without what the pool keeps.
+    Pool,
     /// Physical device memory, mapped to addresses in separate calls (`cuMemCreate`).
     Virtual,
     /// Device memory in a layout of its own (`cudaMallocArray`). Sizes are the requested ones; a device may pad them.
@@ -272,7 +274,10 @@ pub enum CudaMemoryKind {
 impl CudaMemoryKind {
     /// True if the memory certainly lies on a device.
     pub const fn is_on_device(self) -> bool {
-        matches!(self, Self::Device | Self::Virtual | Self::Array)
+        matches!(
+            self,
+            Self::Device | Self::Pool | Self::Virtual | Self::Array
+        )
     }
 }
 

@@ -14,7 +14,9 @@ use super::device::{ADDRESS_LIMIT, DeviceLedger};
 use super::keyframe::{
     CudaGroupKeyframe, CudaKeyframe, CudaMemoryKeyframe, CudaName, LedgerKeyframe,
 };
-use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, SoftwareLayer};
+use super::snapshot::{
+    CudaKindTotal, CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, SoftwareLayer,
+};
 use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
@@ -30,6 +32,7 @@ pub(super) struct CudaLedger {
     live: HashMap<CudaName, LiveMemory>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
+    kinds: BTreeMap<CudaMemoryKind, Tally>,
     /// Devices in the view that treats CUDA's calls as the allocator.
     devices: BTreeMap<DeviceIndex, DeviceLedger>,
     layer: SoftwareLayer,
@@ -42,6 +45,7 @@ impl CudaName {
             CudaMemoryKind::Array | CudaMemoryKind::Context => Self::Array(event.addr.0),
             CudaMemoryKind::Virtual => Self::Handle(event.addr.0),
             CudaMemoryKind::Device
+            | CudaMemoryKind::Pool
             | CudaMemoryKind::Managed
             | CudaMemoryKind::Pinned
             | CudaMemoryKind::Registered => Self::Address(event.addr.0),
@@ -95,6 +99,8 @@ impl CudaLedger {
             }
             (index, holder)
         });
+        let kind = self.kinds.entry(call.space).or_default();
+        kind.count(event.size.0, is_tracked);
         let group_ = &mut self.groups[group];
         let holder = group_.holders.of(stack, event.tid, store);
         group_.holders.count(holder, event.size, is_tracked);
@@ -133,6 +139,8 @@ impl CudaLedger {
         let group = &mut self.groups[memory.group];
         group.holders.release(memory.holder, memory.size);
         group.tally.release(memory.size.0);
+        let kind = self.kinds.entry(group.key.1).or_default();
+        kind.release(memory.size.0);
         let device = memory
             .on_device
             .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
@@ -163,8 +171,10 @@ impl CudaLedger {
                 on_device: on_device.map(|(device, holder)| (device, holder.place())),
             }
         });
+        let peaks = self.kinds.iter().map(|(kind, tally)| (*kind, tally.peak));
         CudaKeyframe {
             layer: self.layer,
+            peaks: peaks.collect(),
             groups: groups.collect(),
             devices: self.devices.values().map(DeviceLedger::keyframe).collect(),
             live: live.collect(),
@@ -180,7 +190,12 @@ impl CudaLedger {
             layer: state.layer,
             ..Self::default()
         };
+        for (kind, peak) in &state.peaks {
+            cuda.kinds.entry(*kind).or_default().peak = *peak;
+        }
         for group in &state.groups {
+            let kind = cuda.kinds.entry(group.space).or_default();
+            kind.add_counts(&group.counts);
             let key = (Arc::clone(&group.library), group.space, group.device);
             let mut tally = Tally::default();
             tally.add_counts(&group.counts);
@@ -216,6 +231,8 @@ impl CudaLedger {
         }
         into.holders.restore_block(holder, memory.size);
         into.tally.add_live(memory.size.0);
+        let kind = self.kinds.entry(into.key.1).or_default();
+        kind.add_live(memory.size.0);
         let mut on_device = None;
         if let Some((index, place)) = memory.on_device {
             let device = self.devices.get_mut(&index).ok_or(IMPOSSIBLE)?;
@@ -350,7 +367,21 @@ impl CudaLedger {
                 self.layer
             },
             rows,
+            kinds: self.totals_by_kind(),
         }
+    }
+
+    fn totals_by_kind(&self) -> Vec<CudaKindTotal> {
+        let kinds = self.kinds.iter();
+        let kinds = kinds.filter(|(kind, _)| **kind != CudaMemoryKind::Context);
+        let total = |(kind, tally): (&CudaMemoryKind, &Tally)| CudaKindTotal {
+            kind: *kind,
+            live: Bytes(tally.live),
+            peak: Bytes(tally.peak),
+            live_blocks: tally.blocks,
+            allocs: tally.allocs,
+        };
+        kinds.map(total).collect()
     }
 
     /// Devices in the view that treats CUDA's calls as the allocator.

@@ -3,6 +3,7 @@
 //! Timelines, rates and growth are not part of it: they begin anew. Sums that follow from the live blocks are left out
 //! too, so that a keyframe cannot contradict itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use super::agreement::Agreement;
@@ -145,6 +146,8 @@ pub struct TallyKeyframe {
 #[derive(Clone, Debug, Default)]
 pub struct CudaKeyframe {
     pub layer: SoftwareLayer,
+    /// Most live bytes of each kind of memory.
+    pub peaks: BTreeMap<CudaMemoryKind, u64>,
     pub groups: Vec<CudaGroupKeyframe>,
     /// Devices in the view that treats CUDA's calls as the allocator; without blocks.
     pub devices: Vec<DeviceKeyframe>,

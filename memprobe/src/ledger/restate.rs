@@ -72,6 +72,7 @@ impl Ledger {
             };
             let (alloc, release) = match memory.kind {
                 CudaMemoryKind::Virtual => ("cuMemCreate", "cuMemRelease"),
+                CudaMemoryKind::Pool => ("cudaMallocAsync", "cudaFreeAsync"),
                 CudaMemoryKind::Managed => ("cudaMallocManaged", "cudaFree"),
                 CudaMemoryKind::Pinned => ("cudaHostAlloc", "cudaFreeHost"),
                 _ => ("cudaMalloc", "cudaFree"),

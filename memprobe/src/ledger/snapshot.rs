@@ -78,6 +78,19 @@ pub struct CudaSnapshot {
     pub layer: SoftwareLayer,
     /// Rows by library and kind of memory, largest first.
     pub rows: Vec<OutsideRow>,
+    /// Totals of each kind of memory that CUDA gave out, with that in the table of lines.
+    pub kinds: Vec<CudaKindTotal>,
+}
+
+/// Memory of one kind that CUDA gave out beside the segments of the caching allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaKindTotal {
+    pub kind: CudaMemoryKind,
+    pub live: Bytes,
+    pub peak: Bytes,
+    pub live_blocks: u64,
+    /// Calls that allocated since attach.
+    pub allocs: u64,
 }
 
 impl CudaSnapshot {

@@ -20,6 +20,8 @@ use crate::view::{OWNER_COLUMNS, OwnerEntry, clean, counted, owner_notes};
 struct OwnerReport<'a> {
     replay: &'a RecordingReplay,
     waterfalls: Vec<Waterfall>,
+    /// Totals by kind of memory.
+    kinds: Vec<OwnerEntry>,
     now: TimeNs,
     moment: String,
     options: &'a ReportOptions,
@@ -48,6 +50,7 @@ pub(super) fn write<R: BufRead>(
     let report = OwnerReport {
         replay: &replay,
         waterfalls: waterfalls(&played.ledger, &snapshot, &maps, options.grouping),
+        kinds: OwnerEntry::by_kind(&snapshot.cuda),
         now,
         moment,
         options,
@@ -103,6 +106,12 @@ fn table(of: &Waterfall, options: &ReportOptions) -> Table<OwnerEntry> {
     table
 }
 
+impl OwnerReport<'_> {
+    fn kinds(&self) -> Table<OwnerEntry> {
+        Table::of(OWNER_COLUMNS, self.kinds.iter().cloned())
+    }
+}
+
 impl TableReport for OwnerReport<'_> {
     type Row = OwnerEntry;
 
@@ -122,6 +131,11 @@ impl TableReport for OwnerReport<'_> {
         if self.waterfalls.is_empty() {
             page.blank();
             page.note(NOTHING);
+        }
+        if !self.kinds.is_empty() {
+            page.blank();
+            page.strong(BY_KIND);
+            page.table(&self.kinds());
         }
     }
 
@@ -154,7 +168,11 @@ impl TableReport for OwnerReport<'_> {
         if self.waterfalls.is_empty() {
             notes.push(NOTHING.to_owned());
         }
-        document(self.replay, Cell::list(notes), devices)
+        let mut document = document(self.replay, Cell::list(notes), devices);
+        if let Cell::Object(fields) = &mut document {
+            fields.push(("kinds", self.kinds().into()));
+        }
+        document
     }
 
     fn columns(&self) -> Vec<Column<OwnerEntry>> {
@@ -162,8 +180,12 @@ impl TableReport for OwnerReport<'_> {
     }
 
     fn tables(&self) -> impl Iterator<Item = Table<OwnerEntry>> {
-        self.waterfalls.iter().map(|of| table(of, self.options))
+        let waterfalls = self.waterfalls.iter().map(|of| table(of, self.options));
+        waterfalls.chain(std::iter::once(self.kinds()))
     }
 }
+
+/// Heading of the totals by kind.
+const BY_KIND: &str = "CUDA memory beside PyTorch's caching allocator, by kind";
 
 const NOTHING: &str = "The recording has no memory of a GPU.";

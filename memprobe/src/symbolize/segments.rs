@@ -165,7 +165,9 @@ impl Segments {
         }
         let (addr, size) = match live.call.space {
             _ if live.is_segment => (Address(0), None),
-            CudaMemoryKind::Device | CudaMemoryKind::Managed => (event.addr, Some(event.size)),
+            CudaMemoryKind::Device | CudaMemoryKind::Pool | CudaMemoryKind::Managed => {
+                (event.addr, Some(event.size))
+            }
             CudaMemoryKind::Virtual => (Address(0), Some(Bytes(0))),
             CudaMemoryKind::Pinned => {
                 self.others.insert(event.addr.0, event.size.0);

@@ -22,6 +22,7 @@ pub(super) enum Tab {
     Categories,
     Tensors,
     Outside,
+    Owners,
     Segments,
     Threads,
     Probes,
@@ -29,15 +30,16 @@ pub(super) enum Tab {
 
 impl Tab {
     /// Each screen with its key and its name. Where space is short, the highest rank loses its name first.
-    const ALL: [(Self, &'static str, &'static str, usize); 9] = [
+    const ALL: [(Self, &'static str, &'static str, usize); 10] = [
         (Self::Lines, "Esc", "lines", 0),
         (Self::Modules, "m", "modules", 1),
         (Self::Layers, "L", "layers", 2),
         (Self::Categories, "c", "categories", 3),
         (Self::Tensors, "t", "tensors", 4),
         (Self::Outside, "o", "outside", 6),
-        (Self::Segments, "M", "segments", 7),
-        (Self::Threads, "T", "threads", 8),
+        (Self::Owners, "W", "owners", 7),
+        (Self::Segments, "M", "segments", 8),
+        (Self::Threads, "T", "threads", 9),
         (Self::Probes, "p", "probes", 5),
     ];
 
@@ -315,25 +317,25 @@ mod tests {
     fn every_screen_has_its_key_and_the_current_one_is_marked() {
         assert_eq!(
             drawn(80, Tab::Modules),
-            " Esc lines  [modules]  L layers  c categories  t tensors  o  M  T  p probes"
+            " Esc lines  [modules]  L layers  c categories  t tensors  o  W  M  T  p probes"
         );
         assert_eq!(
             drawn(110, Tab::Lines),
-            " [lines]  m modules  L layers  c categories  t tensors  o outside  M segments  T threads  p probes"
+            " [lines]  m modules  L layers  c categories  t tensors  o outside  W owners  M segments  T threads  p probes"
         );
     }
 
     #[test]
     fn a_narrow_bar_has_names_as_far_as_they_fit() {
         assert_eq!(
-            drawn(53, Tab::Categories),
-            " Esc lines  m modules  L  [categories]  t  o  M  T  p"
+            drawn(56, Tab::Categories),
+            " Esc lines  m modules  L  [categories]  t  o  W  M  T  p"
         );
         assert_eq!(
-            drawn(39, Tab::Categories),
-            " Esc  m  L  [categories]  t  o  M  T  p"
+            drawn(42, Tab::Categories),
+            " Esc  m  L  [categories]  t  o  W  M  T  p"
         );
-        assert_eq!(drawn(38, Tab::Categories), " [categories]");
+        assert_eq!(drawn(41, Tab::Categories), " [categories]");
         assert_eq!(drawn(24, Tab::Lines), " [lines]");
     }
 }

@@ -18,6 +18,7 @@ use super::terminal::StageStep;
 use super::theme::Theme;
 use crate::attribution::tables::{
     DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers, SegmentMap,
+    Waterfall,
 };
 use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
@@ -75,6 +76,7 @@ pub struct ProcessContext {
     pub categories: Option<Arc<Vec<DeviceCategories>>>,
     pub threads: Option<Arc<Vec<DeviceThreads>>>,
     pub segments: Option<Arc<Vec<SegmentMap>>>,
+    pub owners: Option<Arc<Vec<Waterfall>>>,
     attribution: AttributionTables,
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
@@ -92,6 +94,7 @@ impl ProcessContext {
             categories: None,
             threads: None,
             segments: None,
+            owners: None,
             attribution: AttributionTables::default(),
             tensors: Tensors::default(),
             tensor_table: None,
@@ -141,6 +144,7 @@ impl ProcessContext {
             AttributionTables::Categories(tables) => self.categories = Some(Arc::clone(tables)),
             AttributionTables::Threads(tables) => self.threads = Some(Arc::clone(tables)),
             AttributionTables::Segments(maps) => self.segments = Some(Arc::clone(maps)),
+            AttributionTables::Owners(owners) => self.owners = Some(Arc::clone(owners)),
         }
         self.attribution = tables;
         true
@@ -294,7 +298,7 @@ impl ScreenContext for ProcessContext {
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
 w           save: a recording from now on, with what is live; w ends it
-mLctoTp     the other screens; the same key or Esc leads back to lines
+mLctoWMTp   the other screens; the same key or Esc leads back to lines
 Esc         close what is open; back to lines; never quits
 q Ctrl-C    quit and print a summary; the process runs on
 "
@@ -379,6 +383,7 @@ pub enum AttributionQuery {
     Layers(IterationChoice),
     Threads,
     Segments,
+    Owners,
 }
 
 /// Answer to [`super::Command::Explain`], renewed with each snapshot.
@@ -391,6 +396,7 @@ pub enum AttributionTables {
     Layers(Arc<Vec<IterationLayers>>),
     Threads(Arc<Vec<DeviceThreads>>),
     Segments(Arc<Vec<SegmentMap>>),
+    Owners(Arc<Vec<Waterfall>>),
 }
 
 impl AttributionTables {
@@ -402,6 +408,7 @@ impl AttributionTables {
             (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
             (Self::Threads(one), Self::Threads(other)) => Arc::ptr_eq(one, other),
             (Self::Segments(one), Self::Segments(other)) => Arc::ptr_eq(one, other),
+            (Self::Owners(one), Self::Owners(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }

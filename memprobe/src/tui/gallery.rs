@@ -14,6 +14,7 @@ use super::input::InputEvent;
 use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
+use super::owners::OwnerList;
 use super::samples::{self, Sources};
 use super::segments::SegmentList;
 use super::table_screen::{Content, ScreenLayout, ScreenRequest};
@@ -141,6 +142,7 @@ pub fn exhibits() -> Vec<Exhibit> {
         context.layers = Some(layers(IterationChoice::Latest));
         context.categories = Some(categories());
         context.segments = Some(samples::segments());
+        context.owners = Some(super::owners::samples::owners());
         context.threads = Some(samples::threads());
         context.take_tensors(Tensors::Taken(Arc::new(explain(&training()))));
         context
@@ -207,6 +209,13 @@ pub fn exhibits() -> Vec<Exhibit> {
             &[OpenAll],
         ),
         exhibit(
+            "owners",
+            "Owners of the memory",
+            OwnerList::default(),
+            process(),
+            &[Move(1)],
+        ),
+        exhibit(
             "segments",
             "Segments of the allocator",
             SegmentList::default(),
@@ -236,6 +245,7 @@ fn every_tab_is_in_the_gallery() {
         Tab::Categories,
         Tab::Tensors,
         Tab::Outside,
+        Tab::Owners,
         Tab::Segments,
         Tab::Threads,
         Tab::Probes,

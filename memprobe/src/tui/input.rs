@@ -162,6 +162,7 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('s') => InputEvent::Source,
         KeyCode::Char('p') => InputEvent::Probes,
         KeyCode::Char('o') => InputEvent::Screen(Tab::Outside),
+        KeyCode::Char('W') => InputEvent::Screen(Tab::Owners),
         KeyCode::Char('t') => InputEvent::Screen(Tab::Tensors),
         KeyCode::Char('m') => InputEvent::Screen(Tab::Modules),
         KeyCode::Char('c') => InputEvent::Screen(Tab::Categories),

@@ -14,6 +14,7 @@ mod lines;
 mod modules;
 mod outside;
 mod overlay;
+mod owners;
 mod palette;
 pub mod picker;
 #[cfg(test)]

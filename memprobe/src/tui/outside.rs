@@ -1,17 +1,25 @@
 //! Screen of CUDA memory outside the caching allocator: by library and kind, with the lines of each.
 
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
 use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
-    Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenParts, SourcePlace, TableOf,
-    TableRow, TableScreen,
+    Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenLayout, ScreenParts,
+    SourcePlace, TableOf, TableRow, TableScreen, draw_text,
 };
+use super::theme::Theme;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
-use crate::view::table::Column;
+use crate::view::table::{Colour, Column, Page, Table};
 use crate::view::{
-    FileNames, OutsideEntry, clean, cuda_memory_kind, named_site, outside_columns, whole_frame,
+    CUT, FileNames, OWNER_COLUMNS, OutsideEntry, OwnerEntry, clean, cuda_memory_kind, named_site,
+    outside_columns, whole_frame,
 };
+
+/// Height from which the totals by kind are shown.
+const TALL: u16 = 24;
 
 const COLUMNS: [Column<OutsideEntry<'static>>; 11] = outside_columns();
 
@@ -36,6 +44,7 @@ Enter       the lines that called the library
     terms: "\
 KIND        kind of memory, and the device that it is on
 LIBRARY     library or program that called into CUDA
+below       totals of each kind, with memory in the table of lines
 ",
 };
 
@@ -80,10 +89,35 @@ impl Content for Outside {
     }
 
     fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {
+        let kinds = context.feed.shown.cuda.kinds.len() as u16;
         Needs {
+            second: if height >= TALL && kinds > 0 {
+                kinds + 1
+            } else {
+                0
+            },
             devices: 0,
             totals: 0,
             ..context.needs(height)
+        }
+    }
+
+    fn draw_around(
+        _screen: &TableScreen<Self>,
+        buffer: &mut Buffer,
+        layout: &ScreenLayout,
+        context: &ProcessContext,
+        theme: &Theme,
+    ) {
+        let kinds = OwnerEntry::by_kind(&context.feed.shown.cuda);
+        let mut page = Page::new(usize::from(layout.second.width), Colour::Plain);
+        page.table(&Table::of(OWNER_COLUMNS, kinds));
+        let text = page.into_text();
+        for (line, y) in text.lines().zip(layout.second.y..layout.second.bottom()) {
+            let area = Rect::new(layout.second.x, y, layout.second.width, 1);
+            // Reports always have this mark; a terminal may lack it.
+            let line = line.replace(CUT, theme.glyphs.cut);
+            draw_text(buffer, area, &line, theme.faint(), theme);
         }
     }
 

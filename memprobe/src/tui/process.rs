@@ -17,6 +17,7 @@ use super::input::{Focus, InputEvent, wanted};
 use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
+use super::owners::OwnerList;
 use super::replay::{self, PlaceAnswer, PlacePrompt, ReplayInput, ReplaySeek};
 use super::saving::Saving;
 use super::segments::SegmentList;
@@ -82,6 +83,7 @@ pub(super) struct ProcessStage {
     categories: TableScreen<Categories>,
     tensors: TableScreen<TensorList>,
     outside: TableScreen<Outside>,
+    owners: TableScreen<OwnerList>,
     segments: TableScreen<SegmentList>,
     threads: TableScreen<Threads>,
     size: (u16, u16),
@@ -112,6 +114,7 @@ impl ProcessStage {
             categories: TableScreen::new(Categories, &context),
             tensors: TableScreen::new(TensorList::default(), &context),
             outside: TableScreen::new(Outside::default(), &context),
+            owners: TableScreen::new(OwnerList::default(), &context),
             segments: TableScreen::new(SegmentList::default(), &context),
             threads: TableScreen::new(Threads, &context),
             context,
@@ -129,6 +132,7 @@ impl ProcessStage {
             Tab::Categories => &mut self.categories,
             Tab::Tensors => &mut self.tensors,
             Tab::Outside => &mut self.outside,
+            Tab::Owners => &mut self.owners,
             Tab::Segments => &mut self.segments,
             Tab::Threads => &mut self.threads,
         };
@@ -140,6 +144,7 @@ impl ProcessStage {
             Tab::Modules => self.modules.content.explains(),
             Tab::Layers => self.layers.content.explains(),
             Tab::Categories => AttributionQuery::Categories,
+            Tab::Owners => AttributionQuery::Owners,
             Tab::Segments => AttributionQuery::Segments,
             Tab::Threads => AttributionQuery::Threads,
             _ => AttributionQuery::Nothing,

@@ -230,6 +230,14 @@ mod tests {
     }
 
     #[test]
+    fn the_keys_of_the_screens_are_not_those_of_a_replay() {
+        for letter in "mLctoWMTp".chars() {
+            let event = key(KeyCode::Char(letter), KeyModifiers::NONE);
+            assert_eq!(wanted(&event), None, "{letter}");
+        }
+    }
+
+    #[test]
     fn a_prompt_takes_a_place_and_names_the_others() {
         let mut prompt = PlacePrompt::default();
         for letter in "iteration 4x".chars() {

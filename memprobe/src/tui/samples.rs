@@ -14,9 +14,10 @@ use crate::event::{
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
-    BaselineGroup, BaselineKind, BaselineOwner, BeforeAttach, CudaSnapshot, DeviceSnapshot,
-    DeviceTimeline, GrowthRate, Health, LineRow, OutsideRow, ReplayMark, ReplayMoment, ReplayUnit,
-    Site, Snapshot, SoftwareLayer, StackRow, TargetState, Timeline, TotalsPoint,
+    BaselineGroup, BaselineKind, BaselineOwner, BeforeAttach, CudaKindTotal, CudaSnapshot,
+    DeviceSnapshot, DeviceTimeline, GrowthRate, Health, LineRow, OutsideRow, ReplayMark,
+    ReplayMoment, ReplayUnit, Site, Snapshot, SoftwareLayer, StackRow, TargetState, Timeline,
+    TotalsPoint,
 };
 
 const MIB: u64 = 1 << 20;
@@ -540,6 +541,16 @@ pub(super) fn with_memory_outside() -> Snapshot {
     Snapshot {
         cuda: CudaSnapshot {
             layer: SoftwareLayer::Allocator,
+            kinds: rows
+                .iter()
+                .map(|row| CudaKindTotal {
+                    kind: row.space,
+                    live: row.live,
+                    peak: row.peak,
+                    live_blocks: row.live_blocks,
+                    allocs: row.allocs,
+                })
+                .collect(),
             rows,
         },
         ..normal()

@@ -4,18 +4,20 @@ use super::cells;
 use super::segments::{owner, pool_id, pool_name};
 use super::table::{Cell, Column, Tone, columns};
 use super::{FileNames, clean, duration, library_file};
-use crate::attribution::tables::{OwnerKind, OwnerRow, Waterfall};
+use crate::attribution::tables::{OwnerKind, OwnerRow, Waterfall, totals_by_kind};
 use crate::cuda::libraries::purpose;
 use crate::event::bytes::human;
-use crate::event::{Address, DeviceIndex, Frame, Pool, TimeNs};
+use crate::event::{Address, Bytes, CudaMemoryKind, DeviceIndex, Frame, Pool, TimeNs};
+use crate::ledger::snapshot::CudaSnapshot;
 use std::time::Duration;
 
 /// A row of the waterfall of a device.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OwnerEntry {
-    pub device: DeviceIndex,
+    /// Device; `None` for the totals of all devices.
+    pub device: Option<DeviceIndex>,
     pub row: OwnerRow,
-    /// Bytes of the whole process.
+    /// Bytes that the row is a share of.
     pub whole: i64,
     /// Name for text, without indentation.
     pub name: String,
@@ -23,14 +25,16 @@ pub struct OwnerEntry {
     pub indented: String,
 }
 
-pub const OWNER_COLUMNS: [Column<OwnerEntry>; 18] = columns![|row: OwnerEntry|
+pub const OWNER_COLUMNS: [Column<OwnerEntry>; 21] = columns![|row: OwnerEntry|
     data("device") => row.device,
     data("owner") => row.row.id.into_str(),
     data("depth") => u64::from(row.row.depth),
     number("bytes", "BYTES").screen(11, 0).tone(Tone::Strong) => i128::from(row.row.bytes),
     figure("SHARE").screen(7, 50) => Cell::share(row.row.bytes, row.whole),
-    number("peak", "PEAK").priority(2).screen(11, 76) => row.row.peak,
-    number("blocks", "BLOCKS").priority(1).screen(7, 64) => row.row.blocks,
+    label("").not_in_text().screen(10, 128).order(None).tone(Tone::Graph) => Cell::Bar(row.row.bytes.into(), row.whole.into()),
+    number("peak", "PEAK").priority(2).screen(11, 96) => row.row.peak,
+    number("blocks", "BLOCKS").priority(1).screen(7, 84) => row.row.blocks,
+    number("allocs", "ALLOCS").priority(3) => row.row.allocs,
     data("library") => row.row.library.as_deref(),
     data("purpose") => row.row.library.as_deref().and_then(purpose),
     data("space") => row.row.kind.map(|kind| kind.as_str()),
@@ -41,7 +45,8 @@ pub const OWNER_COLUMNS: [Column<OwnerEntry>; 18] = columns![|row: OwnerEntry|
     data("file") => frame(row).map(|frame| &*frame.file),
     data("line") => frame(row).and_then(cells::known_line),
     data("function") => frame(row).map(|frame| &*frame.function),
-    label("OWNER").name(0).order(None) => &row.indented,
+    label("OWNER") => &row.indented,
+    label("OWNER").not_in_text().name(0).order(None) => &row.name,
 ];
 
 fn frame(row: &OwnerEntry) -> Option<&Frame> {
@@ -63,7 +68,7 @@ impl OwnerEntry {
             let name = name(row, of, &names);
             let indented = format!("{}{name}", "  ".repeat(row.depth.into()));
             Self {
-                device: of.index,
+                device: Some(of.index),
                 row: row.clone(),
                 whole,
                 name,
@@ -71,6 +76,37 @@ impl OwnerEntry {
             }
         };
         of.rows.iter().map(entry).collect()
+    }
+
+    /// Totals by kind of memory.
+    pub fn by_kind(cuda: &CudaSnapshot) -> Vec<Self> {
+        let rows = totals_by_kind(cuda);
+        let whole = rows.iter().map(|row| row.bytes).sum();
+        let entry = |row: OwnerRow| {
+            let name = row.kind.map_or("", kind_meaning).to_owned();
+            Self {
+                device: None,
+                whole,
+                indented: name.clone(),
+                name,
+                row,
+            }
+        };
+        rows.into_iter().map(entry).collect()
+    }
+}
+
+/// Kind of memory in words, with the call that gives it out.
+const fn kind_meaning(kind: CudaMemoryKind) -> &'static str {
+    match kind {
+        CudaMemoryKind::Device => "device memory (cudaMalloc)",
+        CudaMemoryKind::Pool => "stream-ordered pools (cudaMallocAsync)",
+        CudaMemoryKind::Virtual => "virtual memory (cuMemCreate)",
+        CudaMemoryKind::Array => "arrays (cudaMallocArray)",
+        CudaMemoryKind::Managed => "managed memory (cudaMallocManaged)",
+        CudaMemoryKind::Pinned => "pinned host memory (cudaHostAlloc)",
+        CudaMemoryKind::Registered => "registered host memory (cudaHostRegister)",
+        CudaMemoryKind::Context => "contexts",
     }
 }
 
@@ -114,6 +150,30 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
         OwnerKind::NotRead => "segments not read yet".to_owned(),
         OwnerKind::Asleep => "asleep: reserved, but given back to CUDA".to_owned(),
         OwnerKind::NotOnDevice => "reserved, but managed or host memory".to_owned(),
+        OwnerKind::Kind => row.kind.map_or("", kind_meaning).to_owned(),
+    }
+}
+
+/// The memory of the GPU, of which this process has a part.
+pub fn owner_account(of: &Waterfall) -> String {
+    let Some(driver) = of.driver else {
+        return match &of.driver_unknown {
+            Some(_) => "the driver does not say who has the rest of the GPU".to_owned(),
+            None => "the driver has not counted the GPU's memory yet".to_owned(),
+        };
+    };
+    let free = Bytes(driver.total.0.saturating_sub(driver.used.0));
+    let (total, free) = (human(driver.total), human(free));
+    match driver.process {
+        Some(process) => {
+            let others = Bytes(driver.used.0.saturating_sub(process.0));
+            let (process, others) = (human(process), human(others));
+            format!("GPU {total} = {process} of this process + {others} of others + {free} free")
+        }
+        None => format!(
+            "GPU {total} = {} of all processes + {free} free",
+            human(driver.used)
+        ),
     }
 }
 

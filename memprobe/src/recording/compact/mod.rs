@@ -117,6 +117,7 @@ mod keyframe_record {
     pub(super) const DRIVER_MEMORY: u64 = 27;
     pub(super) const DRIVER_STATE: u64 = 28;
     pub(super) const RESERVED: u64 = 29;
+    pub(super) const CUDA_KIND: u64 = 30;
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub enum OomCause {
     AnotherProcess,
     /// Enough is cached in a pool or for a stream that the request cannot use; for a call of CUDA, by the allocator.
     CachedElsewhere,
+    /// The GPU had the memory, but a limit of the allocator counts memory that sleeps.
+    Asleep,
     Unknown,
 }
 
@@ -54,6 +56,16 @@ pub struct FailedRequest {
     pub others: Option<Vec<DumpedProcess>>,
     /// Bytes of the lines that grow.
     pub growing: Bytes,
+    /// Reserved memory that sleeps; `None` if there is none.
+    pub asleep: Option<SleepingBytes>,
+}
+
+/// Reserved memory that was given back to CUDA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SleepingBytes {
+    pub bytes: Bytes,
+    /// Line that got most of it, and its bytes.
+    pub line: Option<(String, Bytes)>,
 }
 
 /// Call of CUDA that found no memory.
@@ -76,13 +88,15 @@ pub struct FreeList {
 #[derive(Clone, Debug)]
 pub(super) struct OomEvidence<'a> {
     pub request: Bytes,
-    /// Reserved bytes of the allocator that are not allocated.
+    /// Reserved bytes of the allocator that are not allocated, without those that sleep.
     pub cached: Bytes,
     pub free_lists: Option<&'a [FreeList]>,
     pub gpu: Option<GpuMemory>,
     /// Bytes of other processes; `None` if unknown.
     pub others: Option<Bytes>,
     pub growing: Bytes,
+    /// Reserved bytes that sleep.
+    pub asleep: Bytes,
     /// Holes of the allocator can serve the request.
     pub asker: Asker,
 }
@@ -133,6 +147,11 @@ pub(super) fn cause(evidence: &OomEvidence<'_>) -> OomCause {
     let gpu_free = evidence
         .gpu
         .map(|gpu| gpu.total.0.saturating_sub(gpu.used.0));
+    let has_limit = gpu_free.is_some_and(|free| free >= request);
+    // Less is reserved than a limit of the allocator allows, so it would allow the request in place of what sleeps.
+    if evidence.asker == Asker::Allocator && has_limit && evidence.asleep.0 >= request {
+        return OomCause::Asleep;
+    }
     // Were the request's bytes free, it would have been served: the process has a limit, or they were freed since.
     let free = gpu_free.filter(|free| *free < request).unwrap_or(0);
     let suffices = |bytes: u64| bytes > 0 && bytes.saturating_add(free) >= request;
@@ -209,6 +228,7 @@ pub(super) fn sentences(device: &DeviceExplanation, failed: &FailedRequest) -> V
         )),
         OomCause::CachedElsewhere => sentences.push(cached_in_another_pool(failed)),
         OomCause::AnotherProcess => sentences.extend(another_process(failed)),
+        OomCause::Asleep => sentences.extend(sleeping(device, failed)),
         OomCause::Unknown => sentences.push(format!(
             "The cause is unknown: {cached} is cached, nothing is seen to grow, and the memory of other processes is not \
              known."
@@ -252,6 +272,22 @@ fn cached_in_another_pool(failed: &FailedRequest) -> String {
         list.name,
         human(list.largest)
     )
+}
+
+fn sleeping(device: &DeviceExplanation, failed: &FailedRequest) -> Option<String> {
+    let asleep = failed.asleep.as_ref()?;
+    let free = device.gpu?;
+    let free = Bytes(free.total.0.saturating_sub(free.used.0));
+    let line = asleep.line.as_ref();
+    let line = line.map_or(String::new(), |(line, bytes)| {
+        format!(" ({} of {})", human(*bytes), clean(line))
+    });
+    Some(format!(
+        "The cause is memory that sleeps, by inference: {} was free on the GPU, but the allocator's limit also counts {} \
+         that was given back to CUDA{line}.",
+        human(free),
+        human(asleep.bytes)
+    ))
 }
 
 fn another_process(failed: &FailedRequest) -> Option<String> {
@@ -306,6 +342,7 @@ mod tests {
             gpu,
             others: others.map(|others| Bytes(others * MIB)),
             growing: Bytes(growing * MIB),
+            asleep: Bytes(0),
             asker: Asker::Allocator,
         })
     }
@@ -320,11 +357,37 @@ mod tests {
                 gpu: gpu(1000, 960),
                 others: Some(Bytes(0)),
                 growing: Bytes(0),
+                asleep: Bytes(0),
                 asker: Asker::Cuda,
             })
         };
         assert_eq!(judged(60), OomCause::CachedElsewhere);
         assert_eq!(judged(59), OomCause::TooLarge);
+    }
+
+    #[test]
+    fn memory_that_sleeps_is_the_cause_if_the_gpu_had_enough() {
+        let judged = |asleep: u64, gpu: Option<GpuMemory>, asker| {
+            cause(&OomEvidence {
+                request: Bytes(100 * MIB),
+                cached: Bytes(0),
+                free_lists: Some(&[]),
+                gpu,
+                others: Some(Bytes(0)),
+                growing: Bytes(0),
+                asleep: Bytes(asleep * MIB),
+                asker,
+            })
+        };
+        let allocator = Asker::Allocator;
+        assert_eq!(judged(100, gpu(1000, 900), allocator), OomCause::Asleep);
+        // Too little sleeps, or the GPU had too little.
+        assert_eq!(judged(99, gpu(1000, 900), allocator), OomCause::TooLarge);
+        assert_eq!(judged(100, gpu(1000, 901), allocator), OomCause::TooLarge);
+        // Without the driver, nothing says that there is a limit.
+        assert_eq!(judged(100, None, allocator), OomCause::Unknown);
+        // A limit of the allocator refuses no call of CUDA.
+        assert_eq!(judged(100, gpu(1000, 900), Asker::Cuda), OomCause::TooLarge);
     }
 
     fn gpu(total: u64, used: u64) -> Option<GpuMemory> {

@@ -127,6 +127,17 @@ fn failed(failed: &FailedRequest) -> Cell<'_> {
         ),
         ("growing_bytes", failed.growing.into()),
         (
+            "asleep_bytes",
+            (failed.asleep.as_ref()).map(|asleep| asleep.bytes).into(),
+        ),
+        (
+            "asleep_line",
+            (failed.asleep.as_ref())
+                .and_then(|asleep| asleep.line.as_ref())
+                .map(|(line, _)| line.as_str())
+                .into(),
+        ),
+        (
             "other_processes",
             failed
                 .others

@@ -2,12 +2,15 @@
 
 use std::io::BufRead;
 
-use super::failure::{Asker, FailedCall, FailedRequest, OomCause, OomEvidence, cause, free_lists};
+use super::failure::{
+    Asker, FailedCall, FailedRequest, OomCause, OomEvidence, SleepingBytes, cause, free_lists,
+};
 use super::parts::{PartId, completed};
 use super::recording::part;
 use super::verdict::grows;
 use super::{DeviceExplanation, GpuMemory, MemoryOwner, OwnedBy, measures};
 use crate::attribution::AttributionLedger;
+use crate::attribution::asleep::{asleep, without_sleeping};
 use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
@@ -16,7 +19,7 @@ use crate::attribution::waterfall::unbacked;
 use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
 use crate::ledger::AnalyzedLedger;
-use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
+use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot};
 use crate::recording::{DumpFacts, Reader, RecordingError};
 use crate::view::FileNames;
 
@@ -92,9 +95,12 @@ fn at_moment(played: &PlayedMoment, moment: &ExplainedMoment<'_>) -> Vec<DeviceE
         explained.failed = failed.map(|failed| {
             let others = dump.and_then(|dump| dump.gpu(device.index));
             let others = others.filter(|gpu| gpu.others_unknown.is_none());
-            let mut request = request(failed, &explained, map, &snapshot);
+            let mut awake = map.cloned();
+            let sleeping_free = awake.as_mut().map(|map| without_sleeping(ledger, map));
+            let mut request = request(failed, &explained, awake.as_ref(), &snapshot);
+            request.asleep = sleeping(played, device.index);
             request.others = others.map(|gpu| gpu.others.clone());
-            request.cause = judge(&request, &explained);
+            request.cause = judge(&request, &explained, sleeping_free.unwrap_or_default());
             request
         });
         explained.measures = measures::measures(&explained);
@@ -209,7 +215,21 @@ fn request(
         segments_unknown: unknown,
         others: None,
         growing: device.growth.as_ref().map_or(Bytes(0), growing),
+        asleep: None,
     }
+}
+
+/// Memory of a device that sleeps, with the name of its line.
+fn sleeping(played: &PlayedMoment, device: DeviceIndex) -> Option<SleepingBytes> {
+    let asleep = asleep(&played.ledger, device, Grouping::User)?;
+    let name = |(site, bytes): (Site, Bytes)| {
+        let file = site.frame().into_iter().map(|frame| &frame.file);
+        (FileNames::of(file).site(&site), bytes)
+    };
+    Some(SleepingBytes {
+        bytes: asleep.bytes,
+        line: asleep.line.map(name),
+    })
 }
 
 /// Bytes of all lines that grow.
@@ -218,15 +238,17 @@ fn growing(growth: &Growth) -> Bytes {
     Bytes(lines.map(|line| line.rate.last.0).sum())
 }
 
-fn judge(request: &FailedRequest, device: &DeviceExplanation) -> OomCause {
+/// Names the cause. `sleeping_free` are free bytes that the allocator counts as cached, but that sleep.
+fn judge(request: &FailedRequest, device: &DeviceExplanation, sleeping_free: Bytes) -> OomCause {
     let others = request.others.as_ref();
     cause(&OomEvidence {
         request: request.size,
-        cached: device.totals.cached(),
+        cached: Bytes(device.totals.cached().0.saturating_sub(sleeping_free.0)),
         free_lists: request.free_lists.as_deref(),
         gpu: device.gpu,
         others: others.map(|others| Bytes(others.iter().filter_map(|other| other.bytes).sum())),
         growing: request.growing,
+        asleep: request.asleep.as_ref().map_or(Bytes(0), |it| it.bytes),
         asker: match request.call {
             Some(_) => Asker::Cuda,
             None => Asker::Allocator,

@@ -250,6 +250,7 @@ pub(super) fn next_commands(
                 Some(OomCause::Fragmentation | OomCause::CachedElsewhere) => {
                     ("segment --at oom", "the holes, by pool and stream")
                 }
+                Some(OomCause::Asleep) => ("owner --at oom", "what sleeps, by line and pool"),
                 _ if *moment == RecordedMoment::Peak => ("peak", "all that is live at the peak"),
                 _ => ("line", "all lines with their live bytes"),
             };

@@ -348,6 +348,15 @@ impl<R> Table<R> {
         }
     }
 
+    /// A table with rows for every output.
+    pub fn of(columns: impl Into<Vec<Column<R>>>, rows: impl IntoIterator<Item = R>) -> Self {
+        let mut table = Self::new(columns);
+        for row in rows {
+            table.push(Output::All, row);
+        }
+        table
+    }
+
     pub fn push(&mut self, output: Output, row: R) {
         self.rows.push(OutputRow { row, output });
     }

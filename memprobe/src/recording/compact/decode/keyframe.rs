@@ -124,6 +124,10 @@ impl KeyframeDecoder {
                 self.state.cuda.devices.push(device);
                 self.owner = CallSiteOwner::CudaDevice;
             }
+            keyframe_record::CUDA_KIND => {
+                let kind = frame.word("memory of an unknown kind")?;
+                self.state.cuda.peaks.insert(kind, frame.number()?);
+            }
             keyframe_record::CUDA_GROUP => {
                 let group = self.cuda_group(frame)?;
                 self.state.cuda.groups.push(group);

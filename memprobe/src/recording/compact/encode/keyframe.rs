@@ -278,6 +278,12 @@ impl CompactEncoder {
         for device in &state.devices {
             self.device_state(keyframe_record::CUDA_DEVICE, device, count, emit);
         }
+        for (kind, peak) in &state.peaks {
+            self.begin(keyframe_record::CUDA_KIND);
+            self.word(kind.as_str());
+            self.number(*peak);
+            self.next(count, emit);
+        }
         for group in &state.groups {
             self.begin(keyframe_record::CUDA_GROUP);
             self.string(&group.library);

@@ -8,10 +8,14 @@ use memprobe_tests::terminal::Terminal;
 
 /// Records a program that runs out of memory, in a format by the name of the file.
 fn record(environment: &TestEnvironment, file: &Path) {
+    record_program(environment, file, &["oom.py", "--steps", "5"]);
+}
+
+fn record_program(environment: &TestEnvironment, file: &Path, program: &[&str]) {
     let mut command = environment.memprobe();
     command.args(["record", "-o", text(file), "--"]);
     command.arg(environment.pytorch().python());
-    command.args(["oom.py", "--steps", "5"]);
+    command.args(program);
     environment.pytorch().settle(&mut command);
     let recorded = Background::start(&mut command).finish();
     assert!(file.exists(), "{}", recorded.stderr);
@@ -49,23 +53,14 @@ fn a_recording_is_shown_at_its_peak_its_failure_and_any_event() {
         let events = report["events"].as_u64().expect("a count");
 
         let mut screen = replay(&environment, &file, &["--at", "oom"]);
-        let shown = screen.wait_for("OUT OF MEMORY 1x");
-        assert!(
-            shown.contains("REPLAY") && shown.contains("oom.py:"),
-            "{shown}"
-        );
+        screen.wait_until("the failure", |shown| {
+            let wanted = ["OUT OF MEMORY 1x", "REPLAY", "oom.py:"];
+            wanted.iter().all(|text| shown.contains(text))
+        });
         screen.press("O");
         screen.wait_for("OUT OF MEMORY 2x");
         screen.press("P");
-        let peak = screen.wait_until("the peak", |shown| {
-            let peak = shown.find("peak ").map(|at| &shown[at + 5..]);
-            let peak: Vec<&str> = peak
-                .unwrap_or_default()
-                .split_whitespace()
-                .take(2)
-                .collect();
-            peak.len() == 2 && allocated(shown) == peak.join(" ")
-        });
+        let peak = screen.wait_until("the peak", is_at_peak);
         assert_ne!(allocated(&peak), "", "{peak}");
         // B is the peak; at the begin nothing is live.
         screen.press("b");
@@ -85,6 +80,71 @@ fn a_recording_is_shown_at_its_peak_its_failure_and_any_event() {
         screen.press("q");
         assert_eq!(screen.finish_restored().code(), Some(0));
     }
+}
+
+/// Returns true if the screen shows its peak: as much is allocated as at most.
+fn is_at_peak(shown: &str) -> bool {
+    let peak = shown.find("peak ").map(|at| &shown[at + 5..]);
+    let peak: Vec<&str> = peak
+        .unwrap_or_default()
+        .split_whitespace()
+        .take(2)
+        .collect();
+    peak.len() == 2 && allocated(shown) == peak.join(" ")
+}
+
+/// Returns true if the last line of the screen is drawn.
+fn is_whole(shown: &str) -> bool {
+    shown.contains("q quit")
+}
+
+/// Iterations of the long loop: more events than a group of a recording holds.
+const ITERATIONS: u64 = 180;
+
+#[test]
+fn a_long_recording_is_shown_before_it_is_read() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.mprb");
+    let iterations = ITERATIONS.to_string();
+    record_program(&environment, &file, &["long_loop.py", &iterations]);
+    let report = environment.report(&file);
+    let events = report["events"].as_u64().expect("a count");
+    assert!(events > 300_000, "{events}");
+
+    let mut screen = replay(&environment, &file, &["--at", "peak"]);
+    // The status line says what is missing yet: "iterations, categories: 0 % read".
+    screen.wait_for_bytes("categories:");
+    // The same moment, from a keyframe and from everything.
+    let early = screen.wait_until("the peak", |shown| is_at_peak(shown) && is_whole(shown));
+    assert!(early.contains("long_loop.py:"), "{early}");
+    let all = format!("of {iterations}");
+    let late = screen.wait_until("the iterations", |shown| {
+        shown.contains(&all) && is_whole(shown) && !shown.contains("% read")
+    });
+    assert!(late.contains("iteration 20 of"), "{late}");
+    assert!(is_at_peak(&late), "{late}");
+    assert_eq!(allocated(&early), allocated(&late));
+    let moment = |shown: &str| {
+        let at = shown.find("REPLAY ").map(|at| &shown[at..]);
+        at.and_then(|at| at.split(" of ").next().map(str::to_owned))
+    };
+    assert!(moment(&early).is_some(), "{early}");
+    assert_eq!(moment(&early), moment(&late), "{late}");
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+
+    // What needs the whole recording waits for it.
+    let mut screen = replay(&environment, &file, &[]);
+    screen.wait_for("REPLAY");
+    screen.press(":iteration 140\r");
+    screen.wait_for("iteration 140 of");
+    screen.press("c");
+    screen.wait_for("CATEGORY");
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
 }
 
 /// Formats a count as the screen does.

@@ -1,32 +1,32 @@
 //! `replay`: from a recording to the screen, at a moment that the user moves.
 
+mod reading;
+
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use tokio::sync::watch;
 
 use super::Interrupts;
-use super::process_view::{AttributionShown, ScreenAnalyses};
+use super::process_view::AttributionShown;
 use super::screen::{ScreenThread, Turn};
 use super::source::RecordedText;
 use super::stdout;
-use super::waiting::show_while;
 use crate::attribution::iterations::Iteration;
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::ledger::snapshot::{
-    Grouping, LineRow, ReplayMark, ReplayMoment, ReplayUnit, Site, Snapshot, TargetState, Timeline,
+    Grouping, LineRow, ReplayMark, ReplayMoment, ReplayUnit, Site, Snapshot, TargetState,
 };
 use crate::ledger::{Ledger, Refused};
-use crate::recording::{RecordingDamage, RecordingError, SeekableRecording};
-use crate::replay::{Player, ReplayProgress};
+use crate::recording::{RecordingDamage, RecordingError};
 use crate::report::limit_warning;
 use crate::tui::{self, Command, News, ReplaySeek, Saving, Tensors, ThemeChoice};
-use crate::view::{ReplayPlace, clean, counted};
+use crate::view::ReplayPlace;
+use reading::{OpenBy, OpenedRecording, RecordingReading, ScreenPlayer};
 
 /// Without a command nothing changes: this only bounds the wait for signals.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -52,44 +52,30 @@ impl ReplayScreen {
         if !stdout::is_terminal() {
             bail!("the screen needs a terminal: `memprobe report {name}` prints the recording");
         }
-        let player = opened(&self.file).with_context(|| name.clone())?;
+        let place = self.at.unwrap_or(ReplayPlace::End);
+        let by = match place {
+            ReplayPlace::Iteration(_) => OpenBy::WholeRecording,
+            _ => OpenBy::Keyframes,
+        };
+        let open = |by| OpenedRecording::open(&self.file, by).with_context(|| name.clone());
+        let opened = open(by)?;
+        let player = &opened.player;
         if player.overview.events == 0 && player.ledger().totals().is_none() {
             bail!(
                 "{name}: this recording has no GPU memory: was it taken while the program trained?"
             );
         }
-        let mut replay = ReplayState::new(player);
-        let place = self.at.unwrap_or(ReplayPlace::End);
-        if let Some(note) = replay.seek(ReplaySeek::To(place))? {
+        let mut replay = ReplayState::new(opened);
+        let mut note = replay.seek(ReplaySeek::To(place))?;
+        if replay.postponed.is_some() {
+            replay = ReplayState::new(open(OpenBy::WholeRecording)?);
+            note = replay.seek(ReplaySeek::To(place))?;
+        }
+        if let Some(note) = note {
             bail!("{name}: {note}");
         }
         super::runtime()?.block_on(show(replay, self.theme))
     }
-}
-
-fn opened(file: &Path) -> Result<Player<ScreenAnalyses>, RecordingError> {
-    let name = clean(&file.display().to_string());
-    let (copied, replayed) = (AtomicU64::new(0), AtomicU64::new(0));
-    let line = || {
-        let replayed = replayed.load(Ordering::Relaxed);
-        let (verb, events) = match replayed {
-            0 => ("reading", copied.load(Ordering::Relaxed)),
-            _ => ("replaying", replayed),
-        };
-        format!("{verb} {name}: {}", counted(events, "event"))
-    };
-    show_while(line, || {
-        let recording = SeekableRecording::open(file, |events| {
-            copied.store(events, Ordering::Relaxed);
-            Ok(())
-        })?;
-        Player::open(recording, ScreenAnalyses::default(), |progress| {
-            if let ReplayProgress::Replayed(events) = progress {
-                replayed.store(events, Ordering::Relaxed);
-            }
-            Ok(())
-        })
-    })
 }
 
 /// Shows the screens until the user leaves them.
@@ -101,10 +87,17 @@ async fn show(mut replay: ReplayState, theme: ThemeChoice) -> Result<ExitCode> {
         tui::run(news, command, sources, quit, theme)
     });
     let status = loop {
-        match thread.turn().await {
+        let turn = tokio::select! {
+            turn = thread.turn() => turn,
+            whole = replay.whole() => {
+                replay.install(whole?)?;
+                continue;
+            }
+        };
+        match turn {
             Turn::Closed | Turn::Asked(Command::Quit) => break ExitCode::SUCCESS,
             Turn::Interrupted(signal) => break signal.exit_code(),
-            Turn::Refresh => {}
+            Turn::Refresh => replay.show_progress(),
             Turn::Asked(command) => {
                 // A drag asks for more moments than can be shown: the last one counts.
                 let mut command = command;
@@ -154,14 +147,19 @@ impl IterationSpan {
 
 /// A replay with what its screens get.
 struct ReplayState {
-    player: Player<ScreenAnalyses>,
-    /// Totals of the whole recording.
-    timelines: Vec<(DeviceIndex, Timeline)>,
+    player: ScreenPlayer,
+    /// Reading of the whole recording, for iterations and analyses.
+    reading: Option<RecordingReading>,
+    /// Movement that needs the whole recording.
+    postponed: Option<ReplaySeek>,
     iterations: Vec<IterationSpan>,
     refused: Refused,
     damage: Option<RecordingDamage>,
+    /// The moment shown, and the memory events up to it.
     time: TimeNs,
+    events: u64,
     unit: ReplayUnit,
+    is_unit_chosen: bool,
     grouping: Grouping,
     mark: Option<MarkedMoment>,
     attribution: AttributionShown,
@@ -172,36 +170,77 @@ struct ReplayState {
 
 impl ReplayState {
     /// Begins at the end of a recording.
-    fn new(player: Player<ScreenAnalyses>) -> Self {
+    fn new(opened: OpenedRecording) -> Self {
+        let OpenedRecording { player, reading } = opened;
         let end = player.overview.end;
         let last = player.ledger().snapshot(end, Grouping::default());
-        let devices = last.devices.iter();
-        let timelines = devices
-            .map(|device| (device.index, device.timeline.all.clone()))
-            .collect();
-        let iterations = player.analyses().categories.iterations();
-        let iterations: Vec<_> = iterations
-            .rows
-            .iter()
-            .filter_map(IterationSpan::of)
-            .collect();
+        let iterations = iterations(&player);
         Self {
             refused: player.ledger().refused(),
             damage: player.damage,
             time: end,
-            unit: match iterations.is_empty() {
-                true => ReplayUnit::Second,
-                false => ReplayUnit::Iteration,
-            },
-            timelines,
+            events: player.events(),
+            unit: first_unit(&iterations),
+            is_unit_chosen: false,
             iterations,
             player,
+            reading,
+            postponed: None,
             grouping: Grouping::default(),
             mark: None,
             attribution: AttributionShown::default(),
             snapshots: watch::Sender::new(Arc::new(last)),
             tensors: watch::Sender::default(),
             saving: watch::Sender::default(),
+        }
+    }
+
+    /// Waits until the whole recording is read; for ever if it is.
+    async fn whole(&mut self) -> Result<ScreenPlayer, RecordingError> {
+        match &mut self.reading {
+            Some(reading) => reading.finished().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Goes on with the whole recording, at the same moment.
+    fn install(&mut self, mut player: ScreenPlayer) -> Result<()> {
+        self.refused = player.ledger().refused();
+        self.damage = player.damage;
+        // The whole recording is read up to its end, and its analyses go back with the cursor.
+        self.iterations = iterations(&player);
+        // Numbers of events differ if some are missing.
+        match self.damage {
+            Some(_) => player.seek_time(self.time)?,
+            None => player.seek(self.events)?,
+        }
+        self.events = player.events();
+        if !self.is_unit_chosen {
+            self.unit = first_unit(&self.iterations);
+        }
+        (self.player, self.reading) = (player, None);
+        let numbers = self.iterations.as_slice();
+        for mark in self.mark.iter_mut().flat_map(|mark| &mut mark.marks) {
+            let mark = Arc::make_mut(mark);
+            mark.iteration = iteration_at(numbers, mark.time);
+        }
+        match self.postponed.take() {
+            Some(seek) => {
+                self.saving.send_replace(Saving::Nothing);
+                self.execute(Command::Seek(seek))
+            }
+            None => {
+                self.attribution.forget();
+                self.show();
+                Ok(())
+            }
+        }
+    }
+
+    /// Shows how much of the recording is read.
+    fn show_progress(&mut self) {
+        if self.reading.is_some() {
+            self.show();
         }
     }
 
@@ -235,6 +274,10 @@ impl ReplayState {
 
     /// Goes to another moment. Returns the reason if there is none.
     fn seek(&mut self, seek: ReplaySeek) -> Result<Option<String>> {
+        self.postponed = None;
+        if self.is_damaged() && seek != ReplaySeek::NextUnit {
+            return Ok(Some(self.postpone(seek, "this moment")));
+        }
         let missing = match seek {
             ReplaySeek::To(place) => self.go_to(place)?,
             ReplaySeek::Step(by) => {
@@ -242,6 +285,7 @@ impl ReplayState {
                 None
             }
             ReplaySeek::NextUnit => {
+                self.is_unit_chosen = true;
                 self.unit = match self.unit {
                     ReplayUnit::Iteration => ReplayUnit::Second,
                     ReplayUnit::Second => ReplayUnit::Event,
@@ -255,9 +299,26 @@ impl ReplayState {
                 None
             }
         };
+        if self.is_damaged() && seek != ReplaySeek::NextUnit {
+            return Ok(Some(
+                self.postpone(seek, "the recording is damaged here: this moment"),
+            ));
+        }
         self.attribution.forget();
         self.show();
         Ok(missing)
+    }
+
+    /// Moves when the whole recording is read. Returns a note about that.
+    fn postpone(&mut self, seek: ReplaySeek, place: &str) -> String {
+        self.postponed = Some(seek);
+        let percent = self.reading.as_ref().map_or(0, RecordingReading::percent);
+        format!("{place} is shown when the recording is read ({percent} % so far)")
+    }
+
+    /// True if the cursor is behind damage whose extent is not known yet: the moment shown stays.
+    fn is_damaged(&self) -> bool {
+        self.reading.is_some() && self.player.damage.is_some()
     }
 
     fn go_to(&mut self, place: ReplayPlace) -> Result<Option<String>, RecordingError> {
@@ -265,8 +326,10 @@ impl ReplayState {
         match place {
             ReplayPlace::Start => {
                 let start = overview.start;
-                self.player.seek(0)?;
-                self.time = start;
+                self.go_to_event(0)?;
+                if !self.is_damaged() {
+                    self.time = start;
+                }
             }
             ReplayPlace::End => self.go_to_event(overview.events)?,
             ReplayPlace::Event(events) => self.go_to_event(events)?,
@@ -279,7 +342,7 @@ impl ReplayState {
                 }
             },
             ReplayPlace::OutOfMemory => {
-                let here = self.player.events();
+                let here = self.events;
                 let next = overview.ooms.iter().find(|events| **events > here);
                 match next.or(overview.ooms.first()).copied() {
                     Some(events) => self.go_to_event(events)?,
@@ -294,6 +357,10 @@ impl ReplayState {
                 self.go_to_time(time)?;
             }
             ReplayPlace::Iteration(number) => {
+                if self.reading.is_some() {
+                    let name = format!("iteration {number}");
+                    return Ok(Some(self.postpone(ReplaySeek::To(place), &name)));
+                }
                 let found = self.iterations.iter().find(|it| it.number == number);
                 match (found, self.iterations.last()) {
                     (Some(found), _) => self.go_to_time(found.begin)?,
@@ -312,8 +379,11 @@ impl ReplayState {
 
     fn go_to_event(&mut self, events: u64) -> Result<(), RecordingError> {
         self.player.seek(events)?;
-        let last = self.player.ledger().last_event();
-        self.time = last.unwrap_or(self.player.overview.start);
+        if !self.is_damaged() {
+            let last = self.player.ledger().last_event();
+            self.time = last.unwrap_or(self.player.overview.start);
+            self.events = self.player.events();
+        }
         Ok(())
     }
 
@@ -321,14 +391,17 @@ impl ReplayState {
         let overview = &self.player.overview;
         let time = time.clamp(overview.start, overview.end);
         self.player.seek_time(time)?;
-        self.time = time;
+        if !self.is_damaged() {
+            self.time = time;
+            self.events = self.player.events();
+        }
         Ok(())
     }
 
     fn step(&mut self, by: isize) -> Result<(), RecordingError> {
         match self.unit {
             ReplayUnit::Event => {
-                let events = self.player.events().saturating_add_signed(by as i64);
+                let events = self.events.saturating_add_signed(by as i64);
                 self.go_to_event(events)
             }
             ReplayUnit::Second => {
@@ -373,16 +446,19 @@ impl ReplayState {
 
     /// Returns the number of the iteration of this moment.
     fn iteration(&self) -> Option<u64> {
-        let begun = self.iterations.partition_point(|it| it.begin <= self.time);
-        let last = self.iterations.get(begun.checked_sub(1)?)?;
-        (self.time <= last.end).then_some(last.number)
+        iteration_at(&self.iterations, self.time)
     }
 
     fn show(&mut self) {
+        if self.is_damaged() {
+            return;
+        }
         let snapshot = Arc::new(self.snapshot());
-        let (analyses, ledger) = (self.player.analyses(), self.player.ledger());
-        self.attribution
-            .show(analyses, &snapshot, ledger, self.grouping);
+        let ledger = self.player.ledger();
+        if let Some(analyses) = self.player.analyses() {
+            self.attribution
+                .show(analyses, &snapshot, ledger, self.grouping);
+        }
         self.snapshots.send_replace(snapshot);
     }
 
@@ -393,7 +469,7 @@ impl ReplayState {
             Grouping::User => Arc::clone(&mark.marks[0]),
             Grouping::Innermost => Arc::clone(&mark.marks[1]),
         });
-        for (index, timeline) in &self.timelines {
+        for (index, timeline) in &self.player.overview.timelines {
             let mut devices = snapshot.devices.iter_mut();
             if let Some(device) = devices.find(|device| device.index == *index) {
                 device.timeline.all.clone_from(timeline);
@@ -414,15 +490,39 @@ impl ReplayState {
             start: self.player.overview.start,
             end: self.player.overview.end,
             time: self.time,
-            events: self.player.events(),
+            events: self.events,
             all_events: self.player.overview.events,
             iteration: self.iteration(),
             all_iterations: self.iterations.last().map_or(0, |last| last.number),
+            percent_read: self.reading.as_ref().map(RecordingReading::percent),
             unit: self.unit,
             mark,
         }));
         snapshot
     }
+}
+
+/// Returns the iterations of a recording; none before it is read.
+fn iterations(player: &ScreenPlayer) -> Vec<IterationSpan> {
+    let Some(analyses) = player.analyses() else {
+        return Vec::new();
+    };
+    let rows = analyses.categories.iterations().rows;
+    rows.iter().filter_map(IterationSpan::of).collect()
+}
+
+fn first_unit(iterations: &[IterationSpan]) -> ReplayUnit {
+    match iterations.is_empty() {
+        true => ReplayUnit::Second,
+        false => ReplayUnit::Iteration,
+    }
+}
+
+/// Returns the number of the iteration of a moment.
+fn iteration_at(iterations: &[IterationSpan], time: TimeNs) -> Option<u64> {
+    let begun = iterations.partition_point(|it| it.begin <= time);
+    let last = iterations.get(begun.checked_sub(1)?)?;
+    (time <= last.end).then_some(last.number)
 }
 
 /// Adds lines that hold memory at the mark alone: their first allocation comes later.

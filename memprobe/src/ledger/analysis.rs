@@ -14,6 +14,15 @@ impl Analysis for () {
     fn apply(&mut self, _: &Event, _: &Change, _: &Ledger) {}
 }
 
+/// `None` follows nothing.
+impl<A: Analysis> Analysis for Option<A> {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+        if let Some(analysis) = self {
+            analysis.apply(event, change, ledger);
+        }
+    }
+}
+
 impl<A: Analysis, B: Analysis> Analysis for (A, B) {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.0.apply(event, change, ledger);

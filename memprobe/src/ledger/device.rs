@@ -352,11 +352,7 @@ impl DeviceLedger {
     pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Disagreement) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
-        let oom = TimelineMarks {
-            ooms: 1,
-            ..TimelineMarks::default()
-        };
-        self.timeline.mark(event.time, oom);
+        self.timeline.mark(event.time, TimelineMarks::of_ooms(1));
         (Change::OutOfMemory, difference)
     }
 
@@ -407,6 +403,11 @@ impl DeviceLedger {
         self.peak = self.peak.higher(totals);
         self.timeline.record(time, totals);
         self.floor.lower_to(totals.allocated.0);
+    }
+
+    /// Begins with the timeline of an earlier state.
+    pub(super) fn continue_timeline(&mut self, timeline: TotalsRecorder) {
+        self.timeline = timeline;
     }
 
     /// Marks a moment in the timeline.

@@ -31,6 +31,7 @@ pub mod snapshot;
 mod summary;
 pub mod suspension;
 pub(crate) mod timeline;
+pub mod totals_curve;
 
 #[cfg(test)]
 mod properties;
@@ -231,11 +232,7 @@ impl Ledger {
             Event::BaselineLabels(labels) => self.baseline.label(labels, &self.store),
             Event::BlockLabels(labels) => {
                 self.baseline.label(labels, &self.store);
-                let reading = TimelineMarks {
-                    readings: 1,
-                    ..TimelineMarks::default()
-                };
-                self.mark(labels.time, reading);
+                self.mark(labels.time, TimelineMarks::of_reading());
             }
         }
         Change::Noted

@@ -235,6 +235,8 @@ pub struct ReplayMoment {
     /// Number of the iteration of this moment; `None` outside of iterations.
     pub iteration: Option<u64>,
     pub all_iterations: u64,
+    /// Share of the recording that is read for iterations and attribution, in percent; `None` if it is read.
+    pub percent_read: Option<u8>,
     pub unit: ReplayUnit,
     /// The other moment, for the difference.
     pub mark: Option<Arc<ReplayMark>>,

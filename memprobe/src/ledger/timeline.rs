@@ -29,13 +29,27 @@ impl Highest for TotalsPoint {
 }
 
 impl TimelineMarks {
-    fn add(&mut self, other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         let add = |sum: &mut u32, more: u32| *sum = sum.saturating_add(more);
         add(&mut self.steps, other.steps);
         add(&mut self.zero_grads, other.zero_grads);
         add(&mut self.batches, other.batches);
         add(&mut self.ooms, other.ooms);
         add(&mut self.readings, other.readings);
+    }
+
+    pub(super) fn of_ooms(ooms: u32) -> Self {
+        Self {
+            ooms,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn of_reading() -> Self {
+        Self {
+            readings: 1,
+            ..Self::default()
+        }
     }
 
     pub(super) fn of_phase(phase: MarkedPhase) -> Self {
@@ -93,6 +107,9 @@ impl<T: Highest> Timeline<T> {
         self.step *= 2;
     }
 }
+
+/// Most steps that one span is drawn over.
+const MAX_SPAN_STEPS: usize = 1 << 12;
 
 /// Points of a recent window.
 const RECENT_POINTS: usize = 400;
@@ -184,6 +201,33 @@ impl TotalsRecorder {
         self.extend_to(time);
         self.last = totals;
         self.pending.raise_to(&TotalsPoint::at(totals));
+    }
+
+    /// Records that the totals lay between those of `point` after each event of a span, and the last ones. Each step of
+    /// the span gets them and those before, since it may have had any.
+    pub(super) fn record_span(
+        &mut self,
+        [begin, end]: [TimeNs; 2],
+        point: TotalsPoint,
+        last: Totals,
+    ) {
+        self.extend_to(begin);
+        let before = std::mem::replace(&mut self.last, last);
+        self.pending.raise_to(&point);
+        let span = TotalsPoint {
+            low: point.low.lower(before),
+            high: point.high.higher(before),
+            marks: TimelineMarks::default(),
+        };
+        // More steps than this have only cells of a hostile file.
+        for _ in 0..MAX_SPAN_STEPS {
+            if self.pending_until > end {
+                break;
+            }
+            self.extend_to(self.pending_until);
+            self.pending.raise_to(&span);
+        }
+        self.extend_to(end);
     }
 
     /// Marks the step of `time`.

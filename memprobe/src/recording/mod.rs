@@ -53,7 +53,7 @@ mod sources;
 mod tensors;
 pub mod write;
 
-pub use compact::RecordingDamage;
+pub use compact::{KeyframePlace, RecordedCurve, RecordingDamage};
 pub use directory::recordings_in;
 pub(crate) use driver::DriverRecord;
 pub use dump::{
@@ -69,6 +69,7 @@ pub use pickle::{
     PickleWriter, copy_pickle,
 };
 pub use reader::Reader;
+pub(crate) use seekable::CELL_EVENTS;
 pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub use sources::{RecordedSource, RecordedSources, SourceSection};

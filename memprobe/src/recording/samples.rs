@@ -409,6 +409,7 @@ pub(crate) fn small_groups(events: &[Event]) -> Vec<u8> {
     let policy = GroupPolicy {
         events: 3,
         bytes_per_keyframe_byte: 0,
+        cell_events: 2,
         ..GroupPolicy::default()
     };
     let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();

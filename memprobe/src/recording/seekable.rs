@@ -5,7 +5,8 @@ use std::path::Path;
 use super::compact::{GroupPolicy, PartInput, SeekIndex};
 use super::reader::Reader;
 use super::write::compact::CompactWriter;
-use super::{EndReason, Header, RecordingError};
+use super::{EndReason, Header, KeyframePlace, RecordedCurve, RecordedSources, RecordingError};
+use crate::ledger::keyframe::LedgerKeyframe;
 
 /// Events of a group of a copy in memory, and no keyframes.
 fn copy_policy() -> GroupPolicy {
@@ -19,7 +20,11 @@ fn copy_policy() -> GroupPolicy {
 /// Events between two reports of progress.
 const PROGRESS: u64 = 1 << 16;
 
+/// Memory events of a cell of a curve that is read rather than recorded.
+pub(crate) const CELL_EVENTS: u32 = super::compact::CELL_EVENTS;
+
 /// A recording in groups of events. A trace, a pickle, and what comes through a pipe, become a compact copy in memory.
+#[derive(Clone)]
 pub struct SeekableRecording {
     index: SeekIndex,
     header: Header,
@@ -72,6 +77,28 @@ impl SeekableRecording {
 
     pub fn groups(&self) -> usize {
         self.index.groups()
+    }
+
+    /// Keyframes at the begin of groups, in their order.
+    pub fn keyframes(&self) -> Vec<KeyframePlace> {
+        self.index.keyframe_places()
+    }
+
+    /// Reads a keyframe, by its place among all; `None` if it is damaged.
+    pub fn keyframe(&self, place: usize) -> Result<Option<LedgerKeyframe>, RecordingError> {
+        let keyframe = self.index.keyframe(place)?;
+        Ok(keyframe.map(|(state, _)| state))
+    }
+
+    /// Reads the curve of the whole recording, or of all but the last part of a file that was cut off. Returns `None`
+    /// without one, and if a part of it is damaged.
+    pub fn curve(&self) -> Result<Option<RecordedCurve>, RecordingError> {
+        Ok(self.index.curve()?)
+    }
+
+    /// Reads the source text in the recording.
+    pub fn sources(&self) -> Result<RecordedSources, RecordingError> {
+        Ok(self.index.sources()?)
     }
 
     /// Opens a group. It needs nothing of the groups before.

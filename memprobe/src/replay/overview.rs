@@ -1,9 +1,11 @@
-//! Facts about a whole recording, collected as it is read for the first time.
+//! Facts about a whole recording, collected as it is read for the first time, or from its curve.
 
 use std::collections::BTreeMap;
 
 use crate::event::{Action, Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::Ledger;
+use crate::ledger::snapshot::Timeline;
+use crate::ledger::totals_curve::TotalsCurve;
 
 /// Most samples of the time.
 const MAX_SAMPLES: usize = 1 << 16;
@@ -22,6 +24,8 @@ pub struct Overview {
     pub peaks: BTreeMap<DeviceIndex, PeakMoment>,
     /// Events up to each out-of-memory error, with it.
     pub ooms: Vec<u64>,
+    /// Totals of each device over all time.
+    pub timelines: Vec<(DeviceIndex, Timeline)>,
     times: TimeSamples,
 }
 
@@ -93,6 +97,32 @@ impl Overview {
                 *peak = now;
             }
         }
+    }
+
+    /// Facts that a curve has: all but start, end and timelines.
+    pub(super) fn of_curve(curve: &TotalsCurve) -> Self {
+        let mut overview = Self {
+            ooms: curve.ooms().to_vec(),
+            ..Self::default()
+        };
+        let stride = curve.cells().len().div_ceil(MAX_SAMPLES).max(1);
+        for (at, cell) in curve.cells().iter().enumerate() {
+            for device in cell.devices.iter().filter(|device| device.peak > 0) {
+                let allocated = Bytes(device.peak_allocated);
+                let events = overview.events.saturating_add(device.peak);
+                let now = PeakMoment { allocated, events };
+                let peak = overview.peaks.entry(device.device).or_insert(now);
+                if allocated > peak.allocated {
+                    *peak = now;
+                }
+            }
+            overview.events = overview.events.saturating_add(cell.events);
+            if at % stride == 0 {
+                let sample = (overview.events, cell.end);
+                overview.times.samples.push(sample);
+            }
+        }
+        overview
     }
 
     /// Returns a number of events that all lie at or before a time.

@@ -1,11 +1,13 @@
 //! State of a recording at a cursor.
 
 use crate::event::{Action, Event, TimeNs};
+use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, AnalyzedLedger, Ledger};
 use crate::recording::{
     GroupReader, Header, RecordedSources, RecordingDamage, RecordingError, SeekableRecording,
 };
 
+use super::keyframes::KeyframeStarts;
 use super::overview::Overview;
 
 /// Most states that are kept from the first reading.
@@ -34,26 +36,28 @@ pub enum ReplayProgress {
 
 /// A recording at a cursor. The cursor lies after a number of memory events, before the next one.
 pub struct Player<A> {
-    recording: SeekableRecording,
+    pub(super) recording: SeekableRecording,
     pub header: Header,
     pub overview: Overview,
-    /// Damage of the file that was left out.
+    /// Damage of the file that was left out, as far as it was read.
     pub damage: Option<RecordingDamage>,
     /// Source text in the recording.
     pub sources: RecordedSources,
     checkpoints: Vec<Position<A>>,
     /// States near the cursor, in the order of their use.
     near: Vec<Position<A>>,
-    cursor: Cursor<A>,
+    /// Keyframes to begin with, if the analyses follow nothing.
+    pub(super) starts: Option<KeyframeStarts>,
+    pub(super) cursor: Cursor<A>,
 }
 
 /// State between two events of a group.
 #[derive(Clone)]
-struct Position<A> {
-    replay: AnalyzedLedger<A>,
-    group: usize,
+pub(super) struct Position<A> {
+    pub(super) replay: AnalyzedLedger<A>,
+    pub(super) group: usize,
     /// Events of the group's reader before it.
-    items: u64,
+    pub(super) items: u64,
 }
 
 impl<A> Position<A> {
@@ -62,11 +66,13 @@ impl<A> Position<A> {
     }
 }
 
-struct Cursor<A> {
-    position: Position<A>,
+pub(super) struct Cursor<A> {
+    pub(super) position: Position<A>,
     reader: GroupReader,
     /// Next event of the reader.
     next: Option<Event>,
+    /// Damage of the groups that were left.
+    damage: Option<RecordingDamage>,
 }
 
 impl<A: Analysis + Clone> Player<A> {
@@ -76,6 +82,16 @@ impl<A: Analysis + Clone> Player<A> {
         analyses: A,
         mut progress: impl FnMut(ReplayProgress) -> Result<(), RecordingError>,
     ) -> Result<Self, RecordingError> {
+        let mut player = Self::at_begin(recording, analyses)?;
+        player.read_all(&mut progress)?;
+        Ok(player)
+    }
+
+    /// Begins before the first event, and knows nothing of the recording.
+    pub(super) fn at_begin(
+        recording: SeekableRecording,
+        analyses: A,
+    ) -> Result<Self, RecordingError> {
         let header = recording.header().clone();
         let replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
         let first = Position {
@@ -83,18 +99,17 @@ impl<A: Analysis + Clone> Player<A> {
             group: 0,
             items: 0,
         };
-        let mut player = Self {
+        Ok(Self {
             header,
             overview: Overview::default(),
             damage: None,
             sources: RecordedSources::default(),
-            checkpoints: Vec::new(),
+            checkpoints: vec![first.clone()],
             near: Vec::new(),
+            starts: None,
             cursor: Cursor::at(&recording, first)?,
             recording,
-        };
-        player.read_all(&mut progress)?;
-        Ok(player)
+        })
     }
 
     fn read_all(
@@ -102,6 +117,7 @@ impl<A: Analysis + Clone> Player<A> {
         progress: &mut impl FnMut(ReplayProgress) -> Result<(), RecordingError>,
     ) -> Result<(), RecordingError> {
         let mut stride = 1;
+        self.checkpoints.clear();
         for group in 0..self.recording.groups() {
             if group > 0 {
                 self.cursor.enter(&self.recording, group)?;
@@ -133,7 +149,13 @@ impl<A: Analysis + Clone> Player<A> {
         let ledger = self.cursor.ledger();
         self.overview.events = ledger.health.events;
         self.overview.start = self.header.start;
-        self.overview.end = ledger.last_event().unwrap_or(self.header.start);
+        let end = ledger.last_event().unwrap_or(self.header.start);
+        self.overview.end = end;
+        let devices = ledger.snapshot(end, Grouping::default()).devices;
+        let timelines = devices.into_iter();
+        self.overview.timelines = timelines
+            .map(|device| (device.index, device.timeline.all))
+            .collect();
         Ok(())
     }
 
@@ -155,6 +177,7 @@ impl<A: Analysis + Clone> Player<A> {
     /// Goes to the moment after so many memory events, or to the end.
     pub fn seek(&mut self, events: u64) -> Result<(), RecordingError> {
         let events = events.min(self.overview.events);
+        self.begin_at_keyframe(events)?;
         let all = self.checkpoints.iter().chain(&self.near);
         let before = all.filter(|kept| kept.events() <= events);
         let nearest = before.max_by_key(|kept| (kept.group, kept.items));
@@ -166,7 +189,48 @@ impl<A: Analysis + Clone> Player<A> {
         while !self.cursor.is_before(events, &self.recording)? {
             self.advance()?;
         }
+        if self.starts.is_some() {
+            self.damage = self.damage.or(self.cursor.damage());
+        }
         Ok(())
+    }
+
+    /// Goes to the last keyframe with at most so many events before it, if no state that is nearer is known.
+    pub(super) fn begin_at_keyframe(&mut self, events: u64) -> Result<(), RecordingError> {
+        let Some(starts) = &self.starts else {
+            return Ok(());
+        };
+        let here = Some(&self.cursor.position);
+        let all = self.checkpoints.iter().chain(&self.near).chain(here);
+        let before = all.filter(|kept| kept.events() <= events);
+        let known = before.map(Position::events).max().unwrap_or(0);
+        let target = &self.header.target;
+        let Some(start) = starts.restore(&self.recording, target, known..=events)? else {
+            return Ok(());
+        };
+        let analyses = self.cursor.position.replay.analyses.clone();
+        let position = Position {
+            replay: AnalyzedLedger {
+                ledger: start.ledger,
+                analyses,
+            },
+            group: start.group,
+            items: 0,
+        };
+        self.keep(position.clone());
+        self.cursor = Cursor::at(&self.recording, position)?;
+        Ok(())
+    }
+
+    /// Keeps a state for the way back.
+    fn keep(&mut self, position: Position<A>) {
+        if position.replay.ledger.blocks().count() >= MAX_BLOCKS / MAX_NEAR {
+            return;
+        }
+        if self.near.len() >= MAX_NEAR {
+            self.near.remove(0);
+        }
+        self.near.push(position);
     }
 
     /// Goes to the moment after the last event at or before a time.
@@ -185,14 +249,10 @@ impl<A: Analysis + Clone> Player<A> {
         self.cursor.step_over_groups(&self.recording)?;
         let position = &self.cursor.position;
         let events = position.events();
-        let is_due = events.is_multiple_of(NEAR)
-            && !self.near.iter().any(|kept| kept.events() == events)
-            && position.replay.ledger.blocks().count() < MAX_BLOCKS / MAX_NEAR;
+        let is_due =
+            events.is_multiple_of(NEAR) && !self.near.iter().any(|kept| kept.events() == events);
         if is_due {
-            if self.near.len() >= MAX_NEAR {
-                self.near.remove(0);
-            }
-            self.near.push(position.clone());
+            self.keep(position.clone());
         }
         Ok(())
     }
@@ -210,14 +270,26 @@ impl<A: Analysis> Cursor<A> {
             position,
             reader,
             next,
+            damage: None,
         })
     }
 
-    fn ledger(&self) -> &Ledger {
+    pub(super) fn ledger(&self) -> &Ledger {
         &self.position.replay.ledger
     }
 
+    /// Latest header that was read.
+    pub(super) fn header(&self) -> &Header {
+        self.reader.header()
+    }
+
+    /// Damage of what was read.
+    pub(super) fn damage(&self) -> Option<RecordingDamage> {
+        self.damage.or(self.reader.damage())
+    }
+
     fn enter(&mut self, recording: &SeekableRecording, group: usize) -> Result<(), RecordingError> {
+        self.damage = self.damage();
         self.reader = recording.group(group)?;
         self.next = self.reader.next().transpose()?;
         (self.position.group, self.position.items) = (group, 0);
@@ -236,13 +308,16 @@ impl<A: Analysis> Cursor<A> {
     }
 
     /// Applies the next event of this group or a later one.
-    fn step_over_groups(&mut self, recording: &SeekableRecording) -> Result<(), RecordingError> {
+    pub(super) fn step_over_groups(
+        &mut self,
+        recording: &SeekableRecording,
+    ) -> Result<Option<Event>, RecordingError> {
         self.fetch(recording)?;
-        self.step().map(drop)
+        self.step()
     }
 
     /// Enters the next group that has an event, if this one has no more.
-    fn fetch(&mut self, recording: &SeekableRecording) -> Result<(), RecordingError> {
+    pub(super) fn fetch(&mut self, recording: &SeekableRecording) -> Result<(), RecordingError> {
         while self.next.is_none() && self.position.group + 1 < recording.groups() {
             self.enter(recording, self.position.group + 1)?;
         }

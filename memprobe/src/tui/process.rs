@@ -232,8 +232,11 @@ impl ProcessStage {
         let before = std::mem::replace(&mut self.context.saving, saving);
         let saving = &self.context.saving;
         let is_new = !saving.is(&before);
+        let is_over = is_new && matches!(saving, Saving::Nothing);
         if let Some(note) = saving.note(&before) {
             self.parts().0.say(note.into());
+        } else if is_over {
+            self.parts().0.clear_note();
         }
         is_new
     }
@@ -499,6 +502,13 @@ mod tests {
             texts[0]
         );
         assert!(texts[1].contains("saved memprobe-7.json"), "{}", texts[1]);
+        caller.saving.send_replace(Saving::Nothing);
+        assert!(stage.take_news());
+        let mut buffer = blank((120, 30));
+        stage.draw(&mut buffer, &COLOUR);
+        let cells = buffer.content().iter().map(|cell| cell.symbol());
+        let over = cells.collect::<String>();
+        assert!(!over.contains("saved memprobe-7.json"), "{over}");
     }
 
     #[test]

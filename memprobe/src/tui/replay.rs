@@ -146,6 +146,9 @@ pub(super) fn facts(moment: &ReplayMoment) -> Vec<(u8, String)> {
         let all = count(moment.all_iterations);
         facts.push((1, format!("iteration {number} of {all}")));
     }
+    if let Some(percent) = moment.percent_read {
+        facts.push((1, format!("iterations, categories: {percent} % read")));
+    }
     let (events, all) = (count(moment.events), count(moment.all_events));
     let rank = match moment.unit {
         ReplayUnit::Event => 1,
@@ -206,6 +209,24 @@ mod tests {
         assert_eq!(step(KeyCode::Left, KeyModifiers::NONE), seek(-1));
         assert_eq!(step(KeyCode::Right, KeyModifiers::SHIFT), seek(10));
         assert_eq!(step(KeyCode::Left, KeyModifiers::CONTROL), None);
+    }
+
+    #[test]
+    fn the_share_that_is_read_stands_in_the_status_line() {
+        let mut moment = match crate::tui::samples::replay().health.state {
+            TargetState::Replay(moment) => moment,
+            other => panic!("{other:?}"),
+        };
+        let read = |moment: &ReplayMoment| {
+            let facts = facts(moment).into_iter();
+            facts
+                .map(|(_, text)| text)
+                .find(|text| text.contains("read"))
+        };
+        assert_eq!(read(&moment), None);
+        moment.percent_read = Some(34);
+        let expected = "iterations, categories: 34 % read";
+        assert_eq!(read(&moment).as_deref(), Some(expected));
     }
 
     #[test]

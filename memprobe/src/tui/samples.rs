@@ -354,6 +354,7 @@ pub(super) fn replay() -> Snapshot {
         all_events: 3_292_114,
         iteration: Some(40),
         all_iterations: 97,
+        percent_read: None,
         unit: ReplayUnit::Iteration,
         mark: Some(Arc::new(ReplayMark {
             time: mark,

@@ -9,6 +9,7 @@ use crate::view::clean;
 /// Answer to [`super::Command::SaveRecording`] and [`super::Command::SaveTensors`].
 #[derive(Clone, Debug, Default)]
 pub enum Saving {
+    /// Nothing to say, also of an earlier answer.
     #[default]
     Nothing,
     /// A recording goes on.

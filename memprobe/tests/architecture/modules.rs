@@ -226,6 +226,7 @@ pub const MODULES: &[Module] = &[
             "cuda::calls",
             "ledger::Ledger",
             "ledger::keyframe",
+            "ledger::totals_curve",
             "ledger::snapshot",
             "ledger::grouping",
             "tensors",

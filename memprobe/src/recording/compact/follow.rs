@@ -8,12 +8,13 @@ use std::io::{self, Write};
 
 use super::decode::CompactDecoder;
 use super::encode::encode_keyframe;
-use super::frame::{FrameKind, FrameWriter, HEADER, PREAMBLE, PlainFrame, preamble};
-use super::index::{FrameIndex, FramePlace};
+use super::frame::{FrameHeader, FrameKind, FrameWriter, HEADER, PREAMBLE, PlainFrame, preamble};
+use super::index::{FrameIndex, FramePlace, PlaceKind};
 use super::labels::LabelTracker;
-use super::{GroupPolicy, MAX_PAYLOAD, SizeLimit, source};
+use super::{GroupPolicy, MAX_PAYLOAD, SizeLimit, curve, source};
 use crate::event::{Event, Target, TimeNs};
 use crate::ledger::Ledger;
+use crate::ledger::totals_curve::{CurveBuilder, TotalsCurve};
 use crate::recording::write::sources::SourceCollector;
 
 /// Most bytes of a place in the index: a flag and three numbers.
@@ -22,7 +23,7 @@ const PLACE: u64 = 31;
 /// Bytes of the last frame, and of the header of the index, at most.
 const END: u64 = 1024;
 
-/// Writes the frames of a recording, with a keyframe at the begin of some groups, and the index before the end.
+/// Writes the frames of a recording, with the curve and a keyframe at the begin of groups, and the index before the end.
 pub(in crate::recording) struct KeyframeWriter<W> {
     pub(in crate::recording) frames: FrameWriter<W>,
     policy: GroupPolicy,
@@ -43,6 +44,7 @@ pub(in crate::recording) struct KeyframeWriter<W> {
     /// `None` after a frame that could not be followed: no keyframe is written then.
     ledger: Option<Ledger>,
     labels: LabelTracker,
+    curve: CurveBuilder,
     sources: Option<SourceCollector>,
     /// Frames of source text, to be written again behind a new beginning.
     source_frames: Vec<u8>,
@@ -74,6 +76,7 @@ impl<W: Write> KeyframeWriter<W> {
             events: VecDeque::new(),
             ledger: Some(Ledger::new(Target::default(), started)),
             labels: LabelTracker::default(),
+            curve: CurveBuilder::after(&TotalsCurve::default(), policy.cell_events),
             sources: None,
             source_frames: Vec::new(),
             since_keyframe: 0,
@@ -119,6 +122,9 @@ impl<W: Write> KeyframeWriter<W> {
             if !text.is_empty() {
                 self.write_sources(frame, text)?;
             }
+            if self.curve.values() >= curve::FULL {
+                self.write_curve(frame.group)?;
+            }
         }
         Ok(())
     }
@@ -135,11 +141,35 @@ impl<W: Write> KeyframeWriter<W> {
         };
         self.encode([&frame])?;
         self.reserve(self.buffer.len() as u64)?;
+        self.note_place(PlaceKind::Source, frame.first_event);
         self.since_keyframe += self.append()?;
         if self.limit.is_some() {
             self.source_frames.extend_from_slice(&self.buffer);
         }
         Ok(())
+    }
+
+    /// Writes the curve up to here.
+    fn write_curve(&mut self, group: u16) -> io::Result<()> {
+        let part = self.curve.take();
+        if part.cells.is_empty() {
+            return Ok(());
+        }
+        self.encode([&curve::frame(&part, group)])?;
+        self.reserve(self.buffer.len() as u64)?;
+        self.note_place(PlaceKind::Curve, part.first_event);
+        self.since_keyframe += self.append()?;
+        Ok(())
+    }
+
+    /// Adds the next frame to the index.
+    fn note_place(&mut self, kind: PlaceKind, first_event: u64) {
+        self.index.push(FramePlace {
+            offset: self.offset,
+            first_event,
+            time: self.time(),
+            kind,
+        });
     }
 
     /// Encodes frames to the buffer.
@@ -189,14 +219,32 @@ impl<W: Write> KeyframeWriter<W> {
         };
         self.exceeds_limit |= self.offset > limit.file();
         (limit.replace_beginning)(&mut self.frames.out, &head, cut.offset)?;
-        self.index.drop_before(cut, head.len() as u64);
+        let sources = self.source_offsets(&head);
+        self.index.drop_before(cut, head.len() as u64, &sources);
         self.offset = self.offset - cut.offset + head.len() as u64;
         self.dropped = cut.first_event;
         Ok(())
     }
 
-    /// Writes a keyframe if it is due, and notes the place of the group.
+    /// Returns the offsets of the source text in a new beginning, which ends with it.
+    fn source_offsets(&self, head: &[u8]) -> Vec<u64> {
+        let mut offsets = Vec::new();
+        let mut at = head.len() - self.source_frames.len();
+        while let Some(header) = head.get(at..).and_then(|rest| rest.first_chunk()) {
+            let Some(header) = FrameHeader::parse(header) else {
+                break;
+            };
+            offsets.push(at as u64);
+            at += HEADER + header.stored;
+        }
+        offsets
+    }
+
+    /// Writes the curve and a keyframe if it is due, and notes the place of the group.
     fn begin_group(&mut self, frame: &PlainFrame) -> io::Result<()> {
+        if let Some(group) = self.group {
+            self.write_curve(group)?;
+        }
         let is_first = self.group.replace(frame.group).is_none();
         let due = self
             .last_keyframe
@@ -206,12 +254,7 @@ impl<W: Write> KeyframeWriter<W> {
             self.write_keyframe(frame)?;
         }
         self.decoder.begin_group();
-        self.index.push(FramePlace {
-            offset: self.offset,
-            first_event: frame.first_event,
-            time: self.time(),
-            is_keyframe: false,
-        });
+        self.note_place(PlaceKind::Group, frame.first_event);
         Ok(())
     }
 
@@ -232,18 +275,14 @@ impl<W: Write> KeyframeWriter<W> {
         });
         self.encode(&parts)?;
         self.reserve(self.buffer.len() as u64)?;
-        self.index.push(FramePlace {
-            offset: self.offset,
-            first_event: next.first_event,
-            time: self.time(),
-            is_keyframe: true,
-        });
+        self.note_place(PlaceKind::Keyframe, next.first_event);
         self.last_keyframe = self.append()?;
         self.since_keyframe = 0;
         Ok(())
     }
 
     fn write_end(&mut self, end: &PlainFrame) -> io::Result<()> {
+        self.write_curve(end.group)?;
         // Nothing may move between the index and the end.
         let places = self.index.places.len() as u64;
         self.reserve(places * PLACE + END)?;
@@ -276,6 +315,7 @@ impl<W: Write> KeyframeWriter<W> {
         for event in self.events.drain(..) {
             ledger.apply(&event);
             self.labels.apply(&event);
+            self.curve.apply(&event, ledger);
             if let (Event::Stack(_, stack), Some(sources)) = (&event, &mut self.sources) {
                 for section in sources.sections(stack) {
                     if text.len() + section.text.len() < MAX_PAYLOAD / 2 {

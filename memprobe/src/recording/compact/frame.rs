@@ -38,6 +38,8 @@ pub(super) enum FrameKind {
     Index,
     /// Source text.
     Source,
+    /// Lowest and highest totals of short spans.
+    Curve,
     Other(u8),
 }
 
@@ -50,6 +52,7 @@ impl FrameKind {
             Self::Keyframe => 4,
             Self::Index => 5,
             Self::Source => 6,
+            Self::Curve => 7,
             Self::Other(number) => number,
         }
     }
@@ -62,6 +65,7 @@ impl FrameKind {
             4 => Self::Keyframe,
             5 => Self::Index,
             6 => Self::Source,
+            7 => Self::Curve,
             other => Self::Other(other),
         }
     }

@@ -13,9 +13,42 @@ pub(super) struct FramePlace {
     pub(super) offset: u64,
     /// Memory events before it.
     pub(super) first_event: u64,
-    /// Time of the first record of the group, or of the last one before the keyframe.
+    /// Time of the last event before it.
     pub(super) time: u64,
-    pub(super) is_keyframe: bool,
+    pub(super) kind: PlaceKind,
+}
+
+/// Kind of the frame at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) enum PlaceKind {
+    /// First frame of a group that is no keyframe.
+    #[default]
+    Group,
+    /// First frame of a keyframe.
+    Keyframe,
+    Curve,
+    Source,
+}
+
+impl PlaceKind {
+    const fn number(self) -> u64 {
+        match self {
+            Self::Group => 0,
+            Self::Keyframe => 1,
+            Self::Curve => 2,
+            Self::Source => 3,
+        }
+    }
+
+    const fn of(number: u64) -> Option<Self> {
+        match number {
+            0 => Some(Self::Group),
+            1 => Some(Self::Keyframe),
+            2 => Some(Self::Curve),
+            3 => Some(Self::Source),
+            _ => None,
+        }
+    }
 }
 
 /// Places of a file, in its order.
@@ -31,19 +64,22 @@ impl FrameIndex {
         }
     }
 
-    /// Forgets the places before a new beginning, which lies behind `head` bytes.
-    pub(super) fn drop_before(&mut self, beginning: FramePlace, head: u64) {
+    /// Forgets the places before a new beginning, which lies behind `head` bytes with source text at some offsets.
+    pub(super) fn drop_before(&mut self, beginning: FramePlace, head: u64, sources: &[u64]) {
         let cut = beginning.offset;
         self.places.retain(|place| place.offset >= cut);
         for place in &mut self.places {
             place.offset = place.offset - cut + head;
         }
-        let first = FramePlace {
-            offset: PREAMBLE as u64,
-            is_keyframe: false,
+        let of_head = |offset, kind| FramePlace {
+            offset,
+            kind,
             ..beginning
         };
-        self.places.insert(0, first);
+        let sources = sources.iter();
+        let sources = sources.map(|offset| of_head(*offset, PlaceKind::Source));
+        let first = of_head(PREAMBLE as u64, PlaceKind::Group);
+        self.places.splice(0..0, [first].into_iter().chain(sources));
     }
 
     /// Returns the frame of the index, to be written after so many events.
@@ -52,7 +88,7 @@ impl FrameIndex {
         push(&mut payload, self.places.len() as u64);
         let mut before = FramePlace::default();
         for place in &self.places {
-            push(&mut payload, place.is_keyframe.into());
+            push(&mut payload, place.kind.number());
             push_difference(&mut payload, before.offset, place.offset);
             push_difference(&mut payload, before.first_event, place.first_event);
             push_difference(&mut payload, before.time, place.time);
@@ -78,16 +114,17 @@ impl FrameIndex {
         let mut index = Self::default();
         let mut before = FramePlace::default();
         for _ in 0..count {
+            let kind = PlaceKind::of(reader.number()?);
             let place = FramePlace {
-                is_keyframe: reader.number()? != 0,
+                kind: kind.unwrap_or_default(),
                 offset: reader.after(before.offset)?,
                 first_event: reader.after(before.first_event)?,
                 time: reader.after(before.time)?,
             };
-            if !index.places.is_empty() && place.offset <= before.offset {
+            if before != FramePlace::default() && place.offset <= before.offset {
                 return Err("places out of order");
             }
-            index.places.push(place);
+            index.places.extend(kind.map(|_| place));
             before = place;
         }
         Ok(index)
@@ -99,14 +136,24 @@ mod tests {
     use super::*;
 
     fn index() -> FrameIndex {
-        let place = |offset, is_keyframe| FramePlace {
+        let place = |offset, kind| FramePlace {
             offset,
             first_event: offset / 3,
             time: u64::MAX - offset,
-            is_keyframe,
+            kind,
         };
+        let kinds = [
+            PlaceKind::Group,
+            PlaceKind::Source,
+            PlaceKind::Curve,
+            PlaceKind::Keyframe,
+            PlaceKind::Group,
+        ];
         FrameIndex {
-            places: vec![place(12, false), place(900, true), place(1200, false)],
+            places: (1..)
+                .zip(kinds)
+                .map(|(at, kind)| place(at * 12, kind))
+                .collect(),
         }
     }
 

@@ -6,7 +6,7 @@
 use std::io;
 
 use super::GroupPolicy;
-use super::index::FramePlace;
+use super::index::{FramePlace, PlaceKind};
 
 /// Bound on a file and the copy of its end together.
 pub(in crate::recording) struct SizeLimit<W> {
@@ -25,7 +25,9 @@ impl<W> SizeLimit<W> {
     /// enough room, or else the newest. Returns `None` if that would not free an eighth of the bound.
     pub(super) fn cut(&self, places: &[FramePlace], end: u64, head: u64) -> Option<FramePlace> {
         let most = (self.bytes / 3).saturating_sub(head);
-        let keyframes = places.iter().filter(|place| place.is_keyframe);
+        let keyframes = places
+            .iter()
+            .filter(|place| place.kind == PlaceKind::Keyframe);
         let mut useful = keyframes.filter(|place| place.offset > self.bytes / 8);
         let fits = |place: &&FramePlace| end - place.offset.min(end) <= most;
         useful

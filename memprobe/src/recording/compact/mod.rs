@@ -6,6 +6,7 @@
 
 mod beginning;
 mod columns;
+mod curve;
 mod decode;
 mod definitions;
 mod encode;
@@ -26,10 +27,11 @@ pub(super) use frame::{MAGIC, PlainFrame, preamble};
 pub(super) use limit::SizeLimit;
 pub(super) use reader::CompactReader;
 pub use reader::RecordingDamage;
+pub use seek::{KeyframePlace, RecordedCurve};
 pub(super) use seek::{PartInput, SeekIndex};
 
 /// Version of the compact format. The reader refuses later ones.
-pub const COMPACT_FORMAT: u16 = 3;
+pub const COMPACT_FORMAT: u16 = 4;
 
 /// Length of groups, and share of keyframes in the file.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +46,8 @@ pub(super) struct GroupPolicy {
     pub(super) bytes_per_keyframe_byte: u64,
     /// Bytes of frames after which a keyframe is due in any case.
     pub(super) keyframe_bytes: u64,
+    /// Memory events of a cell of the curve.
+    pub(super) cell_events: u32,
 }
 
 impl Default for GroupPolicy {
@@ -55,9 +59,13 @@ impl Default for GroupPolicy {
             frame_bytes: 1 << 20,
             bytes_per_keyframe_byte: 8,
             keyframe_bytes: u64::MAX,
+            cell_events: CELL_EVENTS,
         }
     }
 }
+
+/// Memory events of a cell of the curve.
+pub(super) const CELL_EVENTS: u32 = 256;
 
 /// Most records of one frame.
 const MAX_RECORDS: usize = 1 << 17;

@@ -230,7 +230,7 @@ impl<R: BufRead> CompactReader<R> {
         };
         if !matches!(
             header.kind,
-            FrameKind::Keyframe | FrameKind::Source | FrameKind::Other(_)
+            FrameKind::Keyframe | FrameKind::Source | FrameKind::Curve | FrameKind::Other(_)
         ) {
             self.end_beginning();
         }
@@ -246,7 +246,7 @@ impl<R: BufRead> CompactReader<R> {
             FrameKind::Records => self.accept_records(&header, &payload),
             FrameKind::End => self.accept_end(&payload)?,
             FrameKind::Source => self.accept_sources(&payload),
-            FrameKind::Keyframe | FrameKind::Index | FrameKind::Other(_) => {}
+            FrameKind::Keyframe | FrameKind::Index | FrameKind::Curve | FrameKind::Other(_) => {}
         }
         Ok(true)
     }

@@ -9,11 +9,13 @@ use zstd::bulk::Decompressor;
 
 use super::decode::KeyframeDecoder;
 use super::frame::{FrameHeader, FrameKind, HEADER, MAGIC, PREAMBLE, SYNC};
-use super::index::{FrameIndex, FramePlace};
+use super::index::{FrameIndex, FramePlace, PlaceKind};
 use super::reader::CompactReader;
+use super::{curve, source};
 use crate::event::{Losses, TimeNs};
 use crate::ledger::keyframe::LedgerKeyframe;
-use crate::recording::{Header, RecordingError};
+use crate::ledger::totals_curve::{CurvePart, TotalsCurve};
+use crate::recording::{Header, RecordedSources, RecordingError};
 
 /// Bytes at the end of a file in which the last frame is searched: it is a few hundred bytes long.
 const TAIL: u64 = 4096;
@@ -71,12 +73,32 @@ impl Read for RecordingPart {
 /// Input of a part of a recording.
 pub type PartInput = BufReader<Take<RecordingPart>>;
 
-/// Keyframes and groups of a recording, from its index or from the headers of its frames.
+/// Keyframes, groups and further frames of a recording, from its index or from the headers of its frames.
+#[derive(Clone)]
 pub(in crate::recording) struct SeekIndex {
     bytes: RecordingBytes,
     length: u64,
+    /// Memory events of a file with an end.
+    all_events: Option<u64>,
     keyframes: Vec<FramePlace>,
     groups: Vec<FramePlace>,
+    curves: Vec<FramePlace>,
+    sources: Vec<FramePlace>,
+}
+
+/// Keyframe at the begin of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyframePlace {
+    /// Memory events before it.
+    pub events: u64,
+    pub group: usize,
+}
+
+/// Curve of a recording up to the begin of a group.
+pub struct RecordedCurve {
+    pub curve: TotalsCurve,
+    /// First group behind it, whose events it does not have; `None` if it has all.
+    pub rest: Option<usize>,
 }
 
 impl SeekIndex {
@@ -105,18 +127,87 @@ impl SeekIndex {
         if preamble[..MAGIC.len()] != MAGIC {
             return Ok(None);
         }
-        let index = match index_at_end(&bytes, length)? {
-            Some(index) => index,
-            None => scanned(&bytes)?,
+        let (index, all_events) = match index_at_end(&bytes, length)? {
+            Some((index, events)) => (index, Some(events)),
+            None => (scanned(&bytes)?, None),
         };
-        let places = index.places.into_iter();
-        let (keyframes, groups): (Vec<_>, _) = places.partition(|place| place.is_keyframe);
+        let of_kind = |kind| {
+            let places = index.places.iter();
+            places.filter(|place| place.kind == kind).copied().collect()
+        };
         Ok(Some(Self {
             bytes,
             length,
-            keyframes,
-            groups,
+            all_events,
+            keyframes: of_kind(PlaceKind::Keyframe),
+            groups: of_kind(PlaceKind::Group),
+            curves: of_kind(PlaceKind::Curve),
+            sources: of_kind(PlaceKind::Source),
         }))
+    }
+
+    /// Returns the keyframes at the begin of groups, in their order.
+    pub(in crate::recording) fn keyframe_places(&self) -> Vec<KeyframePlace> {
+        let keyframes = self.keyframes.iter();
+        keyframes
+            .map(|place| KeyframePlace {
+                events: place.first_event,
+                group: self
+                    .groups
+                    .partition_point(|group| group.offset < place.offset),
+            })
+            .collect()
+    }
+
+    /// Reads the curve from the begin of the recording to its end, or of a file without an end to the begin of a group.
+    /// Returns `None` without one, and if a part of it is damaged.
+    pub(in crate::recording) fn curve(&self) -> io::Result<Option<RecordedCurve>> {
+        let mut curve = TotalsCurve::default();
+        let mut rest = 0;
+        let mut parts = Vec::new();
+        for place in &self.curves {
+            let Some((frame, payload)) = frame_at(&self.bytes, place.offset)? else {
+                return Ok(None);
+            };
+            let part = curve::decode(&payload, frame.first_event).ok();
+            let before = parts.last().map_or(curve.events(), CurvePart::end_event);
+            let part = part.filter(|it| frame.kind == FrameKind::Curve && it.first_event == before);
+            let Some(part) = part else {
+                return Ok(None);
+            };
+            let end = part.end_event();
+            parts.push(part);
+            // Parts within a group count with the last one of the group.
+            let next = self.groups.partition_point(|it| it.offset < place.offset);
+            let is_whole = match self.groups.get(next) {
+                Some(group) => group.first_event == end,
+                None => self.all_events == Some(end),
+            };
+            if is_whole {
+                parts.drain(..).for_each(|part| curve.append(part));
+                rest = next;
+            }
+        }
+        let has_all = self.all_events == Some(curve.events());
+        Ok(
+            (rest > 0 || has_all && !self.curves.is_empty()).then_some(RecordedCurve {
+                rest: (!has_all).then_some(rest),
+                curve,
+            }),
+        )
+    }
+
+    /// Reads the source text.
+    pub(in crate::recording) fn sources(&self) -> io::Result<RecordedSources> {
+        let mut sources = RecordedSources::default();
+        for place in &self.sources {
+            let frame = frame_at(&self.bytes, place.offset)?;
+            let frame = frame.filter(|(header, _)| header.kind == FrameKind::Source);
+            let sections = frame.and_then(|(_, payload)| source::decode(&payload).ok());
+            let sections = sections.into_iter().flatten();
+            sections.for_each(|section| sources.add(section));
+        }
+        Ok(sources)
     }
 
     /// Returns the number of groups, at least 1: what comes before the first place belongs to it.
@@ -170,6 +261,20 @@ impl SeekIndex {
         keyframe: usize,
         header: &Header,
     ) -> io::Result<Option<(LedgerKeyframe, CompactReader<PartInput>)>> {
+        let Some((state, offset)) = self.keyframe(keyframe)? else {
+            return Ok(None);
+        };
+        let input = self.part(offset, self.length);
+        let (events, losses) = (state.events, state.losses);
+        let reader = CompactReader::of_rest(input, header, offset, events, losses)?;
+        Ok(Some((state, reader)))
+    }
+
+    /// Reads the keyframe at a place; returns it with the offset of its end, or `None` if it is damaged.
+    pub(in crate::recording) fn keyframe(
+        &self,
+        keyframe: usize,
+    ) -> io::Result<Option<(LedgerKeyframe, u64)>> {
         let Some(place) = self.keyframes.get(keyframe) else {
             return Ok(None);
         };
@@ -191,16 +296,9 @@ impl SeekIndex {
             }
             offset += (HEADER + frame.stored) as u64;
         }
-        let Some(state) = decoder
-            .finish()
-            .filter(|state| state.events == place.first_event)
-        else {
-            return Ok(None);
-        };
-        let input = self.part(offset, self.length);
-        let (events, losses) = (state.events, state.losses);
-        let reader = CompactReader::of_rest(input, header, offset, events, losses)?;
-        Ok(Some((state, reader)))
+        let state = decoder.finish();
+        let state = state.filter(|state| state.events == place.first_event);
+        Ok(state.map(|state| (state, offset)))
     }
 }
 
@@ -228,19 +326,21 @@ fn header_at(bytes: &RecordingBytes, offset: u64) -> io::Result<Option<FrameHead
     }
 }
 
-/// Returns the index that the end of a file points to.
-fn index_at_end(bytes: &RecordingBytes, length: u64) -> io::Result<Option<FrameIndex>> {
+/// Returns the index that the end of a file points to, and the memory events up to the end.
+fn index_at_end(bytes: &RecordingBytes, length: u64) -> io::Result<Option<(FrameIndex, u64)>> {
     let mut tail = Vec::new();
     let start = length.saturating_sub(TAIL);
     bytes.at(start).take(TAIL).read_to_end(&mut tail)?;
     let end = memchr::memmem::rfind_iter(&tail, &SYNC)
         .filter_map(|at| FrameHeader::parse(tail.get(at..)?.first_chunk()?))
         .find(|header| header.kind == FrameKind::End);
-    let Some(offset) = end.map(|end| end.times[0]).filter(|offset| *offset > 0) else {
+    let Some(end) = end.filter(|end| end.times[0] > 0) else {
         return Ok(None);
     };
-    let frame = frame_at(bytes, offset)?.filter(|(header, _)| header.kind == FrameKind::Index);
-    Ok(frame.and_then(|(_, payload)| FrameIndex::decode(&payload).ok()))
+    let frame = frame_at(bytes, end.times[0])?;
+    let frame = frame.filter(|(header, _)| header.kind == FrameKind::Index);
+    let index = frame.and_then(|(_, payload)| FrameIndex::decode(&payload).ok());
+    Ok(index.map(|index| (index, end.first_event)))
 }
 
 /// Returns the places up to the end of a file, or to the first damage.
@@ -250,24 +350,22 @@ fn scanned(bytes: &RecordingBytes) -> io::Result<FrameIndex> {
     let (mut group, mut keyframe_group) = (None, None);
     let mut time = 0;
     while let Some(header) = header_at(bytes, offset)? {
-        let is_keyframe = header.kind == FrameKind::Keyframe;
-        let known = if is_keyframe {
-            &mut keyframe_group
-        } else {
-            &mut group
+        let begins = |known: &mut Option<u16>, kind| {
+            (known.replace(header.group) != Some(header.group)).then_some(kind)
         };
-        let is_place = match header.kind {
-            FrameKind::Keyframe | FrameKind::Header | FrameKind::Records => {
-                known.replace(header.group) != Some(header.group)
-            }
-            FrameKind::End | FrameKind::Index | FrameKind::Source | FrameKind::Other(_) => false,
+        let kind = match header.kind {
+            FrameKind::Keyframe => begins(&mut keyframe_group, PlaceKind::Keyframe),
+            FrameKind::Header | FrameKind::Records => begins(&mut group, PlaceKind::Group),
+            FrameKind::Source => Some(PlaceKind::Source),
+            FrameKind::Curve => Some(PlaceKind::Curve),
+            FrameKind::End | FrameKind::Index | FrameKind::Other(_) => None,
         };
-        if is_place {
+        if let Some(kind) = kind {
             index.push(FramePlace {
                 offset,
                 first_event: header.first_event,
                 time,
-                is_keyframe,
+                kind,
             });
         }
         time = time.max(header.times[1]);

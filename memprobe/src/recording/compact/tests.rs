@@ -379,7 +379,7 @@ fn a_recording_of_a_later_memprobe_asks_for_an_update() {
     file[8] = COMPACT_FORMAT as u8 + 1;
     let error = read(&file).err().unwrap().to_string();
     assert!(
-        error.contains("(format 4, this one reads up to 3): update memprobe"),
+        error.contains("(format 5, this one reads up to 4): update memprobe"),
         "{error}"
     );
 }

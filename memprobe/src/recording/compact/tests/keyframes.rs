@@ -19,6 +19,7 @@ fn small() -> GroupPolicy {
     GroupPolicy {
         events: 3,
         bytes_per_keyframe_byte: 0,
+        cell_events: 2,
         ..GroupPolicy::default()
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::{Arc, Mutex};
 
+use super::super::index::{FrameIndex, PlaceKind};
 use super::*;
 use crate::cuda::calls::function_named;
 use crate::event::{CudaCall, CudaMemoryKind, Target};
@@ -284,6 +285,48 @@ fn what_is_left_reads_the_same_from_its_groups_and_keyframes() {
         let now = ledger.last_event().unwrap();
         assert_eq!(lines(&ledger.snapshot(now, Grouping::User)), lines(&end));
     }
+}
+
+#[test]
+fn the_index_of_a_file_without_its_oldest_part_leads_to_its_frames() {
+    let out = limited(&long_loop(30_000), LIMIT);
+    let file = std::mem::take(&mut out.0.lock().unwrap().file);
+    let all = frames(&file);
+    let of_kind = |kind| {
+        all.iter()
+            .filter(|(_, it)| it.kind == kind)
+            .collect::<Vec<_>>()
+    };
+    let index = of_kind(FrameKind::Index)[0];
+    let stored = &file[index.0 + HEADER..][..index.1.stored];
+    let payload = index.1.payload(stored, &mut Decompressor::new().unwrap());
+    let places = FrameIndex::decode(&payload.unwrap()).unwrap().places;
+    for (kind, frame) in [
+        (PlaceKind::Source, FrameKind::Source),
+        (PlaceKind::Curve, FrameKind::Curve),
+    ] {
+        let places = places.iter().filter(|place| place.kind == kind);
+        let found: Vec<_> = places
+            .map(|it| (it.offset as usize, it.first_event))
+            .collect();
+        let expected = of_kind(frame).into_iter();
+        let expected: Vec<_> = expected
+            .map(|(at, header)| (*at, header.first_event))
+            .collect();
+        assert!(!expected.is_empty(), "{kind:?}");
+        let offsets = |all: &[(usize, u64)]| all.iter().map(|it| it.0).collect::<Vec<_>>();
+        assert_eq!(offsets(&found), offsets(&expected));
+        if kind == PlaceKind::Curve {
+            assert_eq!(found, expected);
+        }
+    }
+    let index = SeekIndex::of_memory(file.clone()).unwrap().unwrap();
+    let (_, reader) = read(&file).unwrap();
+    let sources = index.sources().unwrap();
+    assert_eq!(
+        Some(format!("{sources:?}")),
+        reader.sources().map(|it| format!("{it:?}"))
+    );
 }
 
 #[test]

@@ -368,7 +368,7 @@ fn processes_come_and_go_on_the_screen() {
     };
     let stage = Stage::set(&environment);
     let mut top = stage.memprobe();
-    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "2s"]));
+    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "10s"]));
     screen.wait_for("memprobe top");
     let mut late = stage.target(environment.pytorch(), 64, 1);
     let late = ready(late.arg("--anew"));

@@ -463,9 +463,13 @@ fn a_program_without_pytorch_has_a_dump_too() {
     };
     let document = stage.explained(dump);
     let failed = failed(&document);
-    assert_eq!(failed["function"], "cudaMalloc", "{document}");
-    let called_by = failed["library"].as_str().expect("a library");
-    assert_eq!(Path::new(called_by), program, "{document}");
+    let called_by = Path::new(failed["library"].as_str().expect("a library"));
+    match failed["function"].as_str() {
+        Some("cudaMalloc") => assert_eq!(called_by, program, "{document}"),
+        // The probes of libcuda may come a moment before those of libcudart.
+        Some("cuMemAlloc_v2") => assert!(called_by.ends_with("libcudart.so.13"), "{document}"),
+        other => panic!("{other:?}: {document}"),
+    }
     assert_eq!(failed["bytes"].as_u64(), Some(1 << 50), "{document}");
     // Its device is unknown: the process had it before memprobe came.
     assert_eq!(failed["cause"], "unknown", "{document}");

@@ -305,7 +305,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
     for (arguments, title) in [
         (&family[..], "memprobe attach --children"),
-        (&["top", "--graph", "--max-overhead", "off"], "memprobe top"),
+        (&["top", "--graph"], "memprobe top"),
     ] {
         let mut screen = Terminal::start(stage.memprobe().args(arguments));
         screen.wait_for(title);

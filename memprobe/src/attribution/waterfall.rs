@@ -195,7 +195,8 @@ struct Parts<'a> {
 }
 
 impl OwnerRow {
-    fn new(id: OwnerKind, depth: u8, bytes: i64) -> Self {
+    /// A row with nothing but its bytes.
+    pub fn new(id: OwnerKind, depth: u8, bytes: i64) -> Self {
         Self {
             id,
             depth,

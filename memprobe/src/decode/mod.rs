@@ -7,7 +7,6 @@ use memprobe_common::{
     NodeEnteredRecord, NodeMadeRecord, ProcessRecord, STACK_COPY, ShapeRecord, StackHead, Stretch,
     ThreadStack, record, stack_state,
 };
-
 use zerocopy::FromBytes;
 
 use crate::event::Tgid;

@@ -1,7 +1,7 @@
 //! Ordered index of the live blocks of a device, by address.
 //!
 //! Sorted leaves of up to [`LEAF_BLOCKS`] blocks, and the sorted first addresses of the leaves. Two binary searches
-//! find a block, without the unpredictable branches of a tree. The place of the last search is insertions: an allocation
+//! find a block, without the unpredictable branches of a tree. The place of the last search is stored: an allocation
 //! looks for overlaps first, and then inserts its block where that search ended.
 
 use super::block_store::BlockId;

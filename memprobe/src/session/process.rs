@@ -545,11 +545,9 @@ impl Process {
 
     /// Returns true if there is a reading.
     fn push_reading(&mut self, reading: Option<TimedReading>) -> bool {
-        let is_there = reading.is_some();
         reading
-            .into_iter()
-            .for_each(|reading| self.symbolizer.push_reading(reading));
-        is_there
+            .map(|reading| self.symbolizer.push_reading(reading))
+            .is_some()
     }
 
     /// Marks it as busy only if events may become ready without another record; returns the mark.

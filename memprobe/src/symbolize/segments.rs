@@ -498,9 +498,8 @@ impl Segments {
         let is_inside = |waiting: &Waiting| {
             waiting.size.0 > 0 && waiting.addr.0.checked_sub(addr).is_some_and(|at| at < size)
         };
-        let (claimed, kept) = waiting.into_iter().partition(is_inside);
+        let (claimed, kept): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_inside);
         self.waiting = kept;
-        let claimed: Vec<Waiting> = claimed;
         for waiting in claimed {
             self.is_segment(&waiting, event.device);
         }

@@ -10,27 +10,12 @@ use crate::ledger::snapshot::Site;
 
 const MIB: i64 = 1 << 20;
 
-fn row(id: OwnerKind, depth: u8, bytes: i64) -> OwnerRow {
-    OwnerRow {
-        id,
-        depth,
-        bytes,
-        peak: None,
-        blocks: None,
-        allocs: None,
-        library: None,
-        kind: None,
-        pool: None,
-        site: None,
-    }
-}
-
 fn line(bytes: i64, line: u32, function: &str) -> OwnerRow {
     OwnerRow {
         peak: Some(Bytes(bytes.unsigned_abs())),
         blocks: Some(1),
         site: Some(Site::Line(frame("/home/ada/gpt/train.py", line, function))),
-        ..row(OwnerKind::Line, 2, bytes)
+        ..OwnerRow::new(OwnerKind::Line, 2, bytes)
     }
 }
 
@@ -40,7 +25,7 @@ fn library(path: &str, bytes: i64, blocks: u64) -> OwnerRow {
         blocks: Some(blocks),
         library: Some(path.into()),
         kind: Some(CudaMemoryKind::Device),
-        ..row(OwnerKind::Library, 1, bytes)
+        ..OwnerRow::new(OwnerKind::Library, 1, bytes)
     }
 }
 
@@ -56,28 +41,28 @@ pub fn owners() -> Arc<Vec<Waterfall>> {
     };
     let of_pool = |id, bytes| OwnerRow {
         pool: Some(large),
-        ..row(id, 2, bytes)
+        ..OwnerRow::new(id, 2, bytes)
     };
     let whole = 8700 * MIB + 4096;
     let context = OwnerRow {
         blocks: Some(1),
-        ..row(OwnerKind::Context, 1, 417 * MIB + 4096)
+        ..OwnerRow::new(OwnerKind::Context, 1, 417 * MIB + 4096)
     };
     let asleep = OwnerRow {
         blocks: Some(2),
-        ..row(OwnerKind::Asleep, 1, -1024 * MIB)
+        ..OwnerRow::new(OwnerKind::Asleep, 1, -1024 * MIB)
     };
     let rows = vec![
-        row(OwnerKind::Process, 0, whole),
+        OwnerRow::new(OwnerKind::Process, 0, whole),
         context,
         line(0, 12, "main"),
         library("/v/nvidia/nccl/lib/libnccl.so.2", 1024 * MIB, 16),
         line(768 * MIB, 31, "setup"),
         line(256 * MIB, 88, "all_reduce"),
         library("/opt/plan/libplan\u{1b}[2J.so", 91 * MIB, 3),
-        row(OwnerKind::Reserved, 1, 8192 * MIB),
-        row(OwnerKind::Requested, 2, 6100 * MIB),
-        row(OwnerKind::Rounding, 2, 20 * MIB),
+        OwnerRow::new(OwnerKind::Reserved, 1, 8192 * MIB),
+        OwnerRow::new(OwnerKind::Requested, 2, 6100 * MIB),
+        OwnerRow::new(OwnerKind::Rounding, 2, 20 * MIB),
         of_pool(OwnerKind::Cached, 1500 * MIB),
         of_pool(OwnerKind::InactiveSplit, 572 * MIB),
         asleep,

@@ -52,6 +52,8 @@ pub struct KvPool {
     pub reserved: u64,
     /// Units in use by none of the requests that were found.
     pub unclaimed: u64,
+    /// Units of a prefix cache that does not tell shared ones from cached ones, and of pages that are not full.
+    pub undivided: u64,
     /// Bytes of the whole cache according to the scheduler's configuration; `None` if it does not say.
     pub configured: Option<Bytes>,
 }
@@ -86,6 +88,7 @@ impl KvPool {
             self.free,
             self.reserved,
             self.unclaimed,
+            self.undivided,
         ];
         own.chain(rest).fold(0, u64::saturating_add)
     }

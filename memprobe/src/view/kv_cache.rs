@@ -34,6 +34,7 @@ pub fn kv_usage(row: &KvRow) -> String {
         KvUsage::Free => "(free)",
         KvUsage::Reserved => "(reserved by the scheduler: null block or padding)",
         KvUsage::Unclaimed => "(in use by no request that was found)",
+        KvUsage::Undivided => "(prefix cache, in use or not: its counts are not in Python)",
         KvUsage::Rest => "(beyond the last unit: padding and rounding)",
     };
     words.to_owned()
@@ -88,6 +89,7 @@ pub fn kv_summary(table: &KvTable) -> String {
         part("shared", KvUsage::Shared),
         part("cached", KvUsage::Cached),
         part("in use by no known request", KvUsage::Unclaimed),
+        part("in a prefix cache", KvUsage::Undivided),
         part("free", KvUsage::Free),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();

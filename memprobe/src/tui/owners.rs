@@ -287,7 +287,7 @@ mod tests {
         let keys = screen.table.rows.iter().map(|row| &row.key);
         assert_eq!(keys.collect::<HashSet<_>>().len(), 2);
         let text = screen.drawn(SMALL, &COLOUR).to_string();
-        assert!(text.contains("memory, device not known"), "{text}");
+        assert!(text.contains("memory on cuda:?"), "{text}");
     }
 
     #[test]

@@ -157,7 +157,7 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
             let file = clean(library_file(library));
             let device = match row.library_device {
                 Some(_) => "",
-                None => ", device not known",
+                None => " on cuda:?",
             };
             match purpose(library) {
                 Some(purpose) => format!("{file}, {kind} memory{device}: {purpose}"),

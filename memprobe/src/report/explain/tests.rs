@@ -440,8 +440,6 @@ fn failed_for(cause: OomCause) -> Explanation {
         process: Some(Bytes(6900 * MIB)),
         unbacked: Bytes(0),
     });
-    let parts = [(PartId::Parameters, 2000 * MIB)];
-    device.parts = completed(parts, device.totals, device.gpu);
     device.growth = None;
     let failed = device.failed.as_mut().unwrap();
     let list = |name: &str, free: u64, largest: u64| FreeList {
@@ -469,6 +467,7 @@ fn failed_for(cause: OomCause) -> Explanation {
             let asleep = Bytes(4000 * MIB);
             device.gpu = device.gpu.map(|gpu| GpuMemory {
                 used: Bytes(12 * GIB),
+                process: Some(Bytes(2900 * MIB)),
                 unbacked: asleep,
                 ..gpu
             });
@@ -479,6 +478,10 @@ fn failed_for(cause: OomCause) -> Explanation {
         }
         OomCause::TooLarge | OomCause::AnotherProcess | OomCause::Unknown => {}
     }
+    let parts = [(PartId::Parameters, 2000 * MIB)];
+    device.parts = completed(parts, device.totals, device.gpu);
+    device.returnable = None;
+    device.measures = measures::measures(device);
     explanation
 }
 

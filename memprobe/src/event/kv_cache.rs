@@ -43,7 +43,7 @@ pub struct KvPool {
     /// Tokens in a unit; `None` if groups of layers have blocks of different sizes.
     pub tokens_per_unit: Option<u64>,
     pub requests: Vec<KvRequest>,
-    /// Units that several requests use.
+    /// Units that several requests use; of SGLang those of prefixes that requests use.
     pub shared: u64,
     /// Units that no request uses, and whose contents are kept for requests with the same prefix.
     pub cached: u64,

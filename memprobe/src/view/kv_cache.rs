@@ -23,12 +23,13 @@ pub const fn kv_unit(unit: KvUnit) -> &'static str {
 }
 
 /// Returns the request of a row, or its use in parentheses.
-pub fn kv_usage(row: &KvRow) -> String {
+pub fn kv_usage(row: &KvRow, unit: KvUnit) -> String {
     let words = match row.usage {
         KvUsage::Request => {
             let id = row.request.as_deref().unwrap_or_default();
             return clean(id);
         }
+        KvUsage::Shared if unit == KvUnit::Token => "(prefixes that requests use, counted once)",
         KvUsage::Shared => "(shared by several requests, counted once)",
         KvUsage::Cached => "(cached: no request uses it, kept for requests with the same prefix)",
         KvUsage::Free => "(free)",

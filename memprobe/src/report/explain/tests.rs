@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::failure::SleepingBytes;
+use super::failure::{SleepingBytes, SleepingOwner};
 use super::parts::completed;
 use super::*;
 use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
@@ -473,7 +473,11 @@ fn failed_for(cause: OomCause) -> Explanation {
             });
             failed.asleep = Some(SleepingBytes {
                 bytes: asleep,
-                line: Some(("serve.py:12 load".to_owned(), Bytes(3000 * MIB))),
+                largest: Some(SleepingOwner {
+                    line: "serve.py:12 load".to_owned(),
+                    tag: Some("weights".into()),
+                    bytes: Bytes(3000 * MIB),
+                }),
             });
         }
         OomCause::TooLarge | OomCause::AnotherProcess | OomCause::Unknown => {}

@@ -34,6 +34,7 @@ impl HostProcess {
             state,
             stopped: None,
             devices: Vec::new(),
+            totals_age: None,
             peak: Totals::default(),
             driver: Vec::new(),
             driver_is_partial: false,
@@ -170,8 +171,11 @@ impl HostProcess {
     }
 
     /// Row of the process, rebuilt if it changed.
-    pub(super) fn row(&mut self) -> ProcessRow {
+    pub(super) fn row(&mut self, now: TimeNs) -> ProcessRow {
         self.row.growth = self.ledger.growth();
+        let budget = &self.ledger.health.budget;
+        let now = self.ended.unwrap_or(now);
+        self.row.totals_age = (budget.as_ref()).and_then(|budget| budget.totals_age(now));
         if std::mem::replace(&mut self.stale, false) {
             self.row.devices = self.ledger.device_rows();
             if let [only] = self.row.devices.as_slice() {

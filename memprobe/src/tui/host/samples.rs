@@ -1,5 +1,7 @@
 //! Host snapshots for the tests of its screen.
 
+use std::time::Duration;
+
 use crate::event::{
     Bytes, DeviceIdentity, DeviceIndex, Frame, Gpu, IdentitySource, Losses, Rank, Target, Tgid,
     TimeNs, Totals,
@@ -38,6 +40,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
         state,
         stopped: None,
         devices: Vec::new(),
+        totals_age: None,
         peak: Totals::default(),
         driver: Vec::new(),
         driver_is_partial: false,
@@ -201,6 +204,7 @@ pub(super) fn busy() -> HostSnapshot {
         |at| if at < 40 { 2048 } else { 512 },
     );
     ended.state = ProcessState::Ended;
+    ended.totals_age = Some(Duration::from_secs(3));
     ended.tgid = Tgid(8900);
     ended.target.gpus[0] =
         DeviceIdentity::unknown(DeviceIndex(0), "CUDA_VISIBLE_DEVICES was changed");

@@ -164,11 +164,13 @@ impl ProcessEntry {
     fn state_or_top_line(&self) -> Option<String> {
         let row = self.process();
         match (process_state(row), top_line(row, &self.names)) {
-            (Some(state), Some(top))
-                if matches!(row.state, ProcessState::Ended | ProcessState::Probed) =>
-            {
-                Some(format!("{state}: {}", top.trim()))
-            }
+            (Some(state), Some(top)) => match row.state {
+                ProcessState::Probed if row.stopped.is_none() => Some(format!("{top}; {state}")),
+                ProcessState::Ended | ProcessState::Probed => {
+                    Some(format!("{state}: {}", top.trim()))
+                }
+                _ => Some(state),
+            },
             (state, top) => state.or(top),
         }
     }
@@ -201,11 +203,11 @@ pub fn process_state(row: &ProcessRow) -> Option<String> {
         ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
         ProcessState::Refused(reason) => Some(format!("not probed: {}", clean(reason))),
         ProcessState::Ended => Some(match row.totals_age {
-            Some(age) => format!("ended, probes off: totals of {} before", span(age)),
+            Some(age) => format!("ended, totals {} old (probes off)", span(age)),
             None => "ended".to_owned(),
         }),
         ProcessState::Probed => {
-            (row.totals_age).map(|age| format!("probes off: totals of {} ago", span(age)))
+            (row.totals_age).map(|age| format!("totals {} old (probes off)", span(age)))
         }
     }
 }

@@ -173,9 +173,6 @@ impl HostProcess {
     /// Row of the process, rebuilt if it changed.
     pub(super) fn row(&mut self, now: TimeNs) -> ProcessRow {
         self.row.growth = self.ledger.growth();
-        let budget = &self.ledger.health.budget;
-        let now = self.ended.unwrap_or(now);
-        self.row.totals_age = (budget.as_ref()).and_then(|budget| budget.totals_age(now));
         if std::mem::replace(&mut self.stale, false) {
             self.row.devices = self.ledger.device_rows();
             if let [only] = self.row.devices.as_slice() {
@@ -185,6 +182,9 @@ impl HostProcess {
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
             self.row.events = self.ledger.health.events;
         }
+        let budget = (self.ledger.health.budget.as_ref()).filter(|_| !self.row.devices.is_empty());
+        let now = self.ended.unwrap_or(now);
+        self.row.totals_age = budget.and_then(|budget| budget.totals_age(now));
         self.row.events_per_second = self.ledger.events_rate.per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()

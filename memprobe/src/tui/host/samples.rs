@@ -204,7 +204,6 @@ pub(super) fn busy() -> HostSnapshot {
         |at| if at < 40 { 2048 } else { 512 },
     );
     ended.state = ProcessState::Ended;
-    ended.totals_age = Some(Duration::from_secs(3));
     ended.tgid = Tgid(8900);
     ended.target.gpus[0] =
         DeviceIdentity::unknown(DeviceIndex(0), "CUDA_VISIBLE_DEVICES was changed");
@@ -244,7 +243,7 @@ pub(super) fn alone() -> HostSnapshot {
 }
 
 /// A driver that does not say everything: a device in MIG mode, one whose processes are unknown, and
-/// one that shares the system's memory.
+/// one that shares the system's memory. The probes are off.
 pub(super) fn reticent() -> HostSnapshot {
     let mut host = busy();
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
@@ -262,6 +261,7 @@ pub(super) fn reticent() -> HostSnapshot {
     }
     for row in &mut host.processes {
         row.driver_is_partial = true;
+        row.totals_age = Some(Duration::from_secs(3));
     }
     host
 }

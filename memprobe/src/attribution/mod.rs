@@ -9,6 +9,7 @@ pub mod asleep;
 mod caches;
 pub mod category;
 pub mod chosen_moments;
+mod copy_size;
 mod device;
 mod epochs;
 pub mod failures;

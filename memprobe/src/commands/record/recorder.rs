@@ -524,6 +524,7 @@ pub(in crate::commands) fn header(target: Target) -> Header {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         start: crate::session::now(),
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
+        boot_id: crate::process::boot::boot_id(),
         target,
         probes: Vec::new(),
         from_live_screen: false,
@@ -625,7 +626,7 @@ impl Trace {
 
     pub(in crate::commands) fn finish(self, reason: EndReason) -> Result<OutputFile, WriteError> {
         match self {
-            Self::Compact(writer) => writer.finish(reason),
+            Self::Compact(writer) => writer.finish_at(reason, Some(now())),
             Self::Json(trace) => trace.finish(reason),
         }
     }
@@ -636,6 +637,6 @@ impl JsonTrace {
         let ledger = &self.ledgers.analyses;
         let divided = categories(ledger, &ledger.latest_iterations(0), now());
         self.writer.categories(&divided)?;
-        self.writer.finish(reason)
+        self.writer.finish_at(reason, Some(now()))
     }
 }

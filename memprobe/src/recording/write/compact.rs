@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::error::WriteError;
 use super::sources::{ReadSource, SourceCollector};
-use crate::event::Event;
+use crate::event::{Event, TimeNs};
 use crate::output::OutputFile;
 use crate::recording::compact::{
     CompactEncoder, GroupPolicy, KeyframeWriter, PlainFrame, SizeLimit, preamble,
@@ -196,13 +196,20 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
 
     /// Writes the end and returns the output. Returns an earlier write error again.
     pub fn finish(self, reason: EndReason) -> Result<W, WriteError> {
+        self.finish_at(reason, None)
+    }
+
+    /// Writes the end with its time and returns the output. Returns an earlier write error again.
+    pub fn finish_at(self, reason: EndReason, time: Option<TimeNs>) -> Result<W, WriteError> {
         let Self {
             mut encoder,
             queue,
             thread,
             ..
         } = self;
-        let end = encoder.end(reason, &mut |frame| queue.send(WriteJob::Frame(frame)));
+        let end = encoder.end(reason, time, &mut |frame| {
+            queue.send(WriteJob::Frame(frame))
+        });
         queue.send(WriteJob::Frame(end));
         queue.send(WriteJob::Flush);
         let FrameQueue { jobs, progress } = queue;

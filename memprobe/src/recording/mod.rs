@@ -66,7 +66,7 @@ pub use header::{DroppedBeginning, End, EndReason, Header};
 pub(crate) use names::{LabelScope, NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
     CALLED_BACKWARD, FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems,
-    PickleMemo, PickleWriter, WRITER_KEY as PICKLE_WRITER_KEY, copy_pickle,
+    PickleMemo, PickleWriter, UNKNOWN_MODULE, WRITER_KEY as PICKLE_WRITER_KEY, copy_pickle,
 };
 pub use reader::Reader;
 pub(crate) use seekable::CELL_EVENTS;

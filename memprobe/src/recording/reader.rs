@@ -81,17 +81,17 @@ impl<R: BufRead> Reader<R> {
     /// Returns the state of the ledger, and the recording from there on, at the last keyframe with at most so many
     /// memory events before it. Returns `None` if the recording has none there.
     pub fn from_keyframe(&self, events: u64) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
-        self.from_last_keyframe(|before, _| before <= events)
+        self.at_last_keyframe(|before, _| before <= events)
     }
 
     /// Returns the same at the last keyframe without an event after a time.
     pub fn from_keyframe_at(&self, time: TimeNs) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
-        let found = self.from_last_keyframe(|_, last| last <= time);
+        let found = self.at_last_keyframe(|_, last| last <= time);
         found.filter(|(state, _)| state.last_event.is_none_or(|last| last <= time))
     }
 
     /// Returns the same at the last keyframe for which `is_before` is true of the events before it and of their time.
-    fn from_last_keyframe(
+    fn at_last_keyframe(
         &self,
         is_before: impl Fn(u64, TimeNs) -> bool,
     ) -> Option<(LedgerKeyframe, Reader<PartInput>)> {

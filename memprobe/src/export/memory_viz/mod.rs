@@ -13,6 +13,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::ExportError;
 use super::replay::ExportReplay;
+use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::allocations::{Allocation, requested};
 use crate::attribution::category::Category;
 use crate::attribution::segments::{SegmentBlockState, SegmentMap};
@@ -21,6 +22,7 @@ use crate::ledger::StackRef;
 use crate::ledger::snapshot::{Grouping, Site};
 use crate::recording::{
     CALLED_BACKWARD, PICKLE_WRITER_KEY, PickleItems, PickleMemo, PickleWriter, Reader,
+    UNKNOWN_MODULE,
 };
 use crate::view::{BEFORE_ATTACH, counted, full_retainer, whole_frame, whole_tensor_name};
 
@@ -298,10 +300,13 @@ fn metadata(
 ) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let stack = (!allocation.is_baseline).then(|| replay.stack(allocation.stack));
-    if stack.is_some()
-        && let Some(module) = replay.module(allocation.stack)
-    {
-        facts.push(("module", module));
+    if stack.is_some() {
+        let module = match replay.module_scope(allocation.stack) {
+            ModuleScope::Module(path) => Some(path.to_string()),
+            ModuleScope::Unknown | ModuleScope::BackwardUnknown => Some(UNKNOWN_MODULE.to_owned()),
+            ModuleScope::Outside | ModuleScope::TooMany => None,
+        };
+        facts.extend(module.map(|module| ("module", module)));
     }
     if let Some(stack) = stack {
         if let Some(node) = &stack.context.node {

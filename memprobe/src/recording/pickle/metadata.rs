@@ -15,6 +15,9 @@ use crate::recording::MAX_DIMENSIONS;
 /// Key of a snapshot that memprobe wrote, with its version. PyTorch has none of this name.
 pub const WRITER_KEY: &str = "memprobe";
 
+/// Module of an allocation in a module whose path is unknown.
+pub const UNKNOWN_MODULE: &str = "(unknown)";
+
 /// End of the name of a thread whose stack is that of the call of `backward()`.
 pub const CALLED_BACKWARD: &str = "; the stack called backward()";
 
@@ -102,16 +105,22 @@ impl MetadataReader {
 impl StackFacts {
     /// Adds the facts to a stack.
     pub fn add_to(self, document: &Document, stack: &mut Stack) {
-        if let Some(module) = self.module {
-            stack.context.module = Module::Called(Arc::clone(document.text(module)));
-        }
+        let module = match self.module.map(|module| document.text(module)) {
+            None => Module::Outside,
+            Some(module) if &**module == UNKNOWN_MODULE => Module::Unknown,
+            Some(module) => Module::Called(Arc::clone(module)),
+        };
+        stack.context.module = module.clone();
         if let Some(node) = self.node {
             let operation = self.operation.map(|text| document.text(text));
             let operation = operation.and_then(|text| parse_frame(text));
+            // The memory of a node counts under the module of its operation.
+            let is_known = operation.is_some() || module != Module::Unknown;
+            let mut forward = Stack::new(StackKind::Python, operation.into_iter().collect(), false);
+            forward.context.module = module;
             stack.context.node = Some(Arc::new(Node {
                 name: Arc::clone(document.text(node)),
-                forward: operation
-                    .map(|frame| Arc::new(Stack::new(StackKind::Python, vec![frame], false))),
+                forward: is_known.then(|| Arc::new(forward)),
             }));
         }
         let Some(thread) = self.thread else { return };

@@ -17,7 +17,7 @@ mod timeline;
 mod writer;
 
 pub use copy::{PickleCopyError, copy_pickle};
-pub use metadata::{CALLED_BACKWARD, WRITER_KEY};
+pub use metadata::{CALLED_BACKWARD, UNKNOWN_MODULE, WRITER_KEY};
 pub use writer::{PickleItems, PickleMemo, PickleWriter};
 
 use std::collections::VecDeque;

@@ -193,8 +193,11 @@ fn a_recording_without_keyframes_is_read() {
     }
 }
 
+/// Live bytes and blocks of a line.
+type LiveLine = (String, u64, u64);
+
 /// Totals of each device, and its live memory by line.
-fn live(player: &Player<()>) -> Vec<(Totals, Vec<(String, u64, u64)>)> {
+fn live(player: &Player<()>) -> Vec<(Totals, Vec<LiveLine>)> {
     let devices = state(player).devices.into_iter().map(|device| {
         let lines = device.lines.iter().filter(|line| line.live.0 > 0);
         let lines = lines.map(|line| {

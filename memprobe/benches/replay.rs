@@ -168,7 +168,7 @@ fn opened<A: Analysis + Clone + CopySize>(
         "memory of a replay of {EVENTS} events, {name}: {:.1} MiB, {:.1} MiB at most, of which {:.1} MiB are states by estimate",
         mib(memory.allocated as u64),
         mib(memory.peak as u64),
-        mib(player.kept_bytes())
+        mib(player.state_bytes())
     );
     player
 }

@@ -7,7 +7,7 @@ use crate::recording::{
     GroupReader, Header, RecordedSources, RecordingDamage, RecordingError, SeekableRecording,
 };
 
-use super::kept_states::KeptStates;
+use super::checkpoints::Checkpoints;
 use super::keyframes::KeyframeStarts;
 use super::overview::Overview;
 
@@ -45,7 +45,7 @@ pub struct Player<A> {
     pub damage: Option<RecordingDamage>,
     /// Source text in the recording.
     pub sources: RecordedSources,
-    checkpoints: KeptStates<Position<A>>,
+    checkpoints: Checkpoints<Position<A>>,
     /// States near the cursor with their bytes, in the order of their use.
     near: Vec<(u64, Position<A>)>,
     /// Keyframes to begin with, if the analyses follow nothing.
@@ -101,7 +101,7 @@ impl<A: Analysis + Clone + CopySize> Player<A> {
             group: 0,
             items: 0,
         };
-        let mut checkpoints = KeptStates::within(MAX_CHECKPOINTS, MAX_CHECKPOINT_BYTES);
+        let mut checkpoints = Checkpoints::within(MAX_CHECKPOINTS, MAX_CHECKPOINT_BYTES);
         checkpoints.keep(0, first.replay.copy_bytes(), first.clone());
         Ok(Self {
             header,
@@ -163,7 +163,7 @@ impl<A: Analysis + Clone + CopySize> Player<A> {
     }
 
     /// Estimated bytes of the states that are kept for the way back.
-    pub fn kept_bytes(&self) -> u64 {
+    pub fn state_bytes(&self) -> u64 {
         let near = self.near.iter().map(|(bytes, _)| bytes).sum::<u64>();
         self.checkpoints.bytes().saturating_add(near)
     }

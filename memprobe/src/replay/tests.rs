@@ -164,10 +164,10 @@ fn states_that_are_too_large_to_keep_are_replayed_from_the_begin() {
     let recording = SeekableRecording::open(&path, |_| Ok(())).unwrap();
     assert!(recording.groups() > 4);
     let mut player = Player::open(recording, LargeState, |_| Ok(())).unwrap();
-    assert!(player.kept_bytes() < 256 << 20, "{}", player.kept_bytes());
+    assert!(player.state_bytes() < 256 << 20, "{}", player.state_bytes());
     for events in (0..states.len()).rev() {
         player.seek(events as u64).unwrap();
         assert_eq!(&snapshot(player.ledger()), &states[events], "at {events}");
-        assert!(player.kept_bytes() < 256 << 20);
+        assert!(player.state_bytes() < 256 << 20);
     }
 }

@@ -18,7 +18,7 @@ pub const WRITER_KEY: &str = "memprobe";
 /// Module of an allocation in a module whose path is unknown.
 pub const UNKNOWN_MODULE: &str = "(unknown)";
 
-/// End of the name of a thread whose stack is that of the call of `backward()`.
+/// End of the name of a thread whose stack is the call of `backward()`.
 pub const CALLED_BACKWARD: &str = "; the stack called backward()";
 
 /// Facts on the stack of an allocation, beside its frames.

@@ -1,4 +1,4 @@
-//! The rank that failed first: when, at which request, and what the other ranks had allocated then.
+//! The rank that failed first: time and request of the failure, and the memory of the other ranks at that moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

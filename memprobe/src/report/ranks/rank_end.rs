@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::event::{Action, DeviceIndex, Event, TimeNs, Totals};
-use crate::ledger::Ledger;
+use crate::ledger::AnalyzedLedger;
 use crate::recording::{EndReason, Header, Reader, RecordingError};
 use crate::report::replay::RecordingReplay;
 
@@ -59,7 +59,7 @@ pub enum RankMemory {
 }
 
 impl RankEnd {
-    /// Takes the facts of a replayed recording. `name` is that of the file.
+    /// Takes the facts of a replayed recording. `name` names the file.
     pub(in crate::report) fn of(
         name: &str,
         path: Option<&Path>,
@@ -152,16 +152,16 @@ fn totals_at(path: &Path, time: TimeNs) -> Result<BTreeMap<DeviceIndex, Totals>,
     let header = reader.header();
     let target = header.target.clone();
     if let Some((state, rest)) = reader.from_keyframe_at(time)
-        && let Ok(ledger) = Ledger::of_keyframe(target.clone(), &state)
+        && let Ok(replay) = AnalyzedLedger::of_keyframe(target.clone(), &state, ())
     {
-        return followed(ledger, rest, time);
+        return followed(replay, rest, time);
     }
-    let ledger = Ledger::new(target, header.start);
-    followed(ledger, reader, time)
+    let replay = AnalyzedLedger::new(target, header.start, ());
+    followed(replay, reader, time)
 }
 
 fn followed(
-    mut ledger: Ledger,
+    mut replay: AnalyzedLedger<()>,
     events: impl Iterator<Item = Result<Event, RecordingError>>,
     time: TimeNs,
 ) -> Result<BTreeMap<DeviceIndex, Totals>, RecordingError> {
@@ -175,9 +175,9 @@ fn followed(
         if is_later {
             break;
         }
-        ledger.apply(&event);
+        replay.apply(&event);
     }
-    let devices = ledger.moments(time);
+    let devices = replay.ledger.moments(time);
     let gpus = devices.filter(|(index, _)| *index != DeviceIndex::CPU);
     Ok(gpus.map(|(index, sample)| (index, sample.totals)).collect())
 }

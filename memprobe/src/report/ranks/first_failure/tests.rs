@@ -99,7 +99,7 @@ fn failures(ranks: &[Rank]) -> (String, serde_json::Value) {
 }
 
 #[test]
-fn the_first_of_several_failures_is_told_with_what_the_others_had_then() {
+fn the_first_of_several_failures_comes_with_the_memory_of_the_others() {
     let (text, document) = failures(&[
         Rank::new().failing(3_000_000, 30),
         // A second earlier, in a recording that starts later.

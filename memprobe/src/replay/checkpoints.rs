@@ -1,22 +1,22 @@
 //! States of a recording that are kept for the way back, within a bound of bytes.
 
 /// State at the begin of a group.
-struct KeptState<S> {
+struct Checkpoint<S> {
     group: usize,
     bytes: u64,
     state: S,
 }
 
 /// States at every `stride`-th group, evenly over what was read. The first one always stays.
-pub(super) struct KeptStates<S> {
-    states: Vec<KeptState<S>>,
+pub(super) struct Checkpoints<S> {
+    states: Vec<Checkpoint<S>>,
     stride: usize,
     bytes: u64,
     max_bytes: u64,
     max_states: usize,
 }
 
-impl<S> KeptStates<S> {
+impl<S> Checkpoints<S> {
     /// Keeps at most so many states, of at most so many bytes together.
     pub(super) fn within(max_states: usize, max_bytes: u64) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl<S> KeptStates<S> {
     /// Keeps the state at the begin of a group, which comes after the ones before. States beyond the bounds go: every
     /// second one, until the rest fits.
     pub(super) fn keep(&mut self, group: usize, bytes: u64, state: S) {
-        self.states.push(KeptState {
+        self.states.push(Checkpoint {
             group,
             bytes,
             state,
@@ -71,8 +71,8 @@ mod tests {
     use super::*;
 
     /// Groups of the states that are kept of a recording whose states have these sizes.
-    fn kept(max_states: usize, max_bytes: u64, sizes: &[u64]) -> KeptStates<usize> {
-        let mut states = KeptStates::within(max_states, max_bytes);
+    fn thinned(max_states: usize, max_bytes: u64, sizes: &[u64]) -> Checkpoints<usize> {
+        let mut states = Checkpoints::within(max_states, max_bytes);
         for (group, bytes) in sizes.iter().enumerate() {
             if states.is_due(group) {
                 states.keep(group, *bytes, group);
@@ -83,18 +83,18 @@ mod tests {
 
     #[test]
     fn states_thin_out_evenly() {
-        let states = kept(64, 100, &[10; 65]);
+        let states = thinned(64, 100, &[10; 65]);
         let groups: Vec<usize> = states.iter().copied().collect();
         assert_eq!(groups, [0, 8, 16, 24, 32, 40, 48, 56, 64]);
-        let states = kept(4, u64::MAX, &[1; 9]);
+        let states = thinned(4, u64::MAX, &[1; 9]);
         assert_eq!(states.iter().copied().collect::<Vec<_>>(), [0, 4, 8]);
     }
 
     #[test]
     fn states_that_are_too_large_leave_the_first_alone() {
-        let states = kept(64, 100, &[0, 500, 500, 500, 500]);
+        let states = thinned(64, 100, &[0, 500, 500, 500, 500]);
         assert_eq!(states.iter().copied().collect::<Vec<_>>(), [0]);
-        assert_eq!(kept(64, 100, &[500, 1]).iter().count(), 1);
+        assert_eq!(thinned(64, 100, &[500, 1]).iter().count(), 1);
     }
 
     proptest! {
@@ -104,7 +104,7 @@ mod tests {
             max_states in 1..40_usize,
             max_bytes in 1..20_000_u64,
         ) {
-            let states = kept(max_states, max_bytes, &sizes);
+            let states = thinned(max_states, max_bytes, &sizes);
             let groups: Vec<usize> = states.iter().copied().collect();
             prop_assert_eq!(groups[0], 0);
             prop_assert!(groups.len() <= max_states);

@@ -20,7 +20,7 @@ use memprobe::python::layout::PythonLayout;
 use memprobe::recording::Header;
 use memprobe::recording::write::trace_event::TraceWriter;
 use memprobe::symbolize::{PriorCudaUse, Symbolizer};
-use memprobe_common::{MAX_FRAMES, record, stack_state};
+use memprobe_common::{MAX_FRAMES, grad_mode, record, stack_state};
 
 /// Distinct stacks, each of [`FRAMES`] frames.
 const STACKS: u64 = 300;
@@ -66,10 +66,11 @@ impl Records {
     fn stacks() -> Self {
         assert!(FRAMES <= MAX_FRAMES as u64);
         let bytes = (1..=STACKS).map(|hash| {
-            let mut bytes = vec![record::STACK, 0];
-            bytes.extend((FRAMES as u16).to_ne_bytes());
+            let mut bytes = vec![record::STACK, 0, FRAMES as u8, grad_mode::UNKNOWN];
             bytes.extend(tgid().0.to_ne_bytes());
             bytes.extend(hash.to_ne_bytes());
+            let module_call = 0u64;
+            bytes.extend(module_call.to_ne_bytes());
             for frame in 0..FRAMES {
                 bytes.extend((0x7000_0000 + 4096 * (hash * FRAMES + frame)).to_ne_bytes());
                 bytes.extend(frame.to_ne_bytes());

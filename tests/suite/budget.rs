@@ -6,6 +6,7 @@ use std::time::Duration;
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::{Recording, lost};
 use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::terminal::Terminal;
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -164,6 +165,29 @@ fn a_recording_that_ends_while_the_probes_are_off_ends_with_the_allocators_state
         agrees(&report, &truth),
         "{truth:?} {report} {}",
         printed.stderr
+    );
+    std::fs::write(rush.folder.path().join("go-1"), "").expect("written");
+    rush.target.finish().succeeded();
+}
+
+#[test]
+fn top_keeps_to_one_percent_unless_its_budget_is_off() {
+    let Some(environment) = TestEnvironment::take_alone() else {
+        return;
+    };
+    let rush = Rush::start(&environment, 1);
+    let bounded = Terminal::start_sized(environment.memprobe().arg("top"), (160, 40));
+    let unbounded = ["top", "--max-overhead", "off"];
+    let unbounded = Terminal::start_sized(environment.memprobe().args(unbounded), (160, 40));
+    let pid = rush.target.pid().to_string();
+    bounded.wait_for(&pid);
+    unbounded.wait_for(&pid);
+    rush.go(0).expect("a checkpoint");
+    bounded.wait_for("of 1 %");
+    assert!(
+        !unbounded.text().contains("overhead"),
+        "{}",
+        unbounded.text()
     );
     std::fs::write(rush.folder.path().join("go-1"), "").expect("written");
     rush.target.finish().succeeded();

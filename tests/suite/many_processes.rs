@@ -34,7 +34,8 @@ fn many_processes_that_come_and_go_leave_nothing_in_top() {
         return;
     };
     let mut top = environment.memprobe();
-    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "1s"]));
+    let mut screen =
+        Terminal::start(top.args(["top", "--keep-ended", "1s", "--max-overhead", "off"]));
     screen.wait_for("memprobe top");
     let memprobe = screen.pid();
     let family = Family::build();
@@ -135,7 +136,8 @@ fn final_memory_of_many_processes_adds_up_in_top() {
     };
     let family = Family::build();
     let mut top = environment.memprobe();
-    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "10m"]));
+    let mut screen =
+        Terminal::start(top.args(["top", "--keep-ended", "10m", "--max-overhead", "off"]));
     screen.wait_for("memprobe top");
     let processes = Background::start(&mut family.command(&["ranks", "50", "2001", "2000"]));
     processes.finish().succeeded();

@@ -305,7 +305,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
     for (arguments, title) in [
         (&family[..], "memprobe attach --children"),
-        (&["top", "--graph"], "memprobe top"),
+        (&["top", "--graph", "--max-overhead", "off"], "memprobe top"),
     ] {
         let mut screen = Terminal::start(stage.memprobe().args(arguments));
         screen.wait_for(title);
@@ -368,7 +368,8 @@ fn processes_come_and_go_on_the_screen() {
     };
     let stage = Stage::set(&environment);
     let mut top = stage.memprobe();
-    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "10s"]));
+    let mut screen =
+        Terminal::start(top.args(["top", "--keep-ended", "10s", "--max-overhead", "off"]));
     screen.wait_for("memprobe top");
     let mut late = stage.target(environment.pytorch(), 64, 1);
     let late = ready(late.arg("--anew"));

@@ -82,14 +82,14 @@ pub(super) struct ProbeOptions {
     no_graph: bool,
     #[command(flatten)]
     driver: DriverOption,
-    /// Most of a process's time that the probes may take, such as 1%, or off [default: off]
+    /// Most of a process's time that the probes may take, such as 1%, or off
     ///
     /// memprobe estimates its share: traps and programs, against the time that passes. Above the budget it records less,
     /// in this order: no shapes, no graph, no modules, and then no events for a while, after which it reads the live
     /// blocks from the allocator's tables. Totals stay right; blocks that came and went meanwhile are missing. It says so
     /// on the screen, in recordings and in reports.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_overhead)]
-    max_overhead: Option<MaxOverhead>,
+    #[arg(long, value_name = "PERCENT", default_value = "off", value_parser = parse_overhead)]
+    max_overhead: MaxOverhead,
     #[command(flatten)]
     buffer: BufferOption,
 }
@@ -148,7 +148,7 @@ impl ProbeOptions {
     }
 
     pub(super) fn max_overhead(self) -> Option<TimeShare> {
-        self.max_overhead?.share()
+        self.max_overhead.share()
     }
 
     pub(super) fn ring_bytes(self) -> u32 {

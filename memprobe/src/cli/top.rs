@@ -30,7 +30,7 @@ const DURATION: Duration = Duration::from_secs(2);
 Examples:
   sudo memprobe top
   sudo memprobe top --once
-  sudo memprobe top --max-overhead 1%
+  sudo memprobe top --max-overhead off
   sudo memprobe top --once --format json | jq '.processes[] | [.pid, .allocated]'")]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
 #[command(mut_arg("detail", |arg| arg.conflicts_with("once")))]
@@ -40,6 +40,7 @@ Examples:
 #[command(mut_arg("theme", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("no_graph", is_default))]
 #[command(mut_arg("buffer_size", |arg| arg.default_value("32MiB")))]
+#[command(mut_arg("max_overhead", |arg| arg.default_value("1%")))]
 pub struct TopArgs {
     /// Print the table once and exit
     #[arg(short = '1', long)]

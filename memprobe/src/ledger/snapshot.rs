@@ -4,6 +4,7 @@ mod baseline;
 pub mod host;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use baseline::{BaselineGroup, BaselineKind, BaselineOwner, BaselinePart};
 
@@ -192,16 +193,19 @@ impl BudgetState {
 
     /// Nanoseconds without probes up to `now`.
     pub fn paused_until(&self, now: TimeNs) -> u64 {
-        let present = match self.level {
-            CaptureLevel::Paused => now.0.saturating_sub(self.since.0),
-            _ => 0,
-        };
-        self.paused.saturating_add(present)
+        let present = self.totals_age(now).map_or(0, |age| age.as_nanos());
+        (self.paused).saturating_add(u64::try_from(present).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the age of the totals while the probes are off; `None` while they are on and totals are up to date.
+    pub fn totals_age(&self, now: TimeNs) -> Option<Duration> {
+        let is_paused = self.level == CaptureLevel::Paused;
+        is_paused.then(|| Duration::from_nanos(now.0.saturating_sub(self.since.0)))
     }
 
     /// Share of the time since the budget began in which the probes were off.
     pub fn paused_share(&self, now: TimeNs) -> TimeShare {
-        let nanoseconds = std::time::Duration::from_nanos;
+        let nanoseconds = Duration::from_nanos;
         let whole = nanoseconds(now.0.saturating_sub(self.started.0));
         TimeShare::of(nanoseconds(self.paused_until(now)), whole)
     }

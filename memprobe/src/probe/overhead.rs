@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 use aya::sys::{Stats, enable_stats};
 use hashbrown::HashMap;
 
-use super::loader::{ALLOCATOR_ENTRY, EVENT_WITH_STACK, Loader, Reach, RunTime};
+use super::loader::{ALLOCATOR_ENTRY, EVENT_WITH_STACK, Loader, Reach};
+use super::run_history::RunHistory;
 use crate::event::{ProbeCost, Tgid};
 use crate::process::maps::Maps;
 
@@ -36,7 +37,7 @@ struct TrapTimes {
 pub struct ProbeMeter {
     _counting: OwnedFd,
     trap: TrapTimes,
-    last: HashMap<String, RunTime>,
+    programs: HashMap<String, RunHistory>,
 }
 
 /// Kind of the probes that processes hit.
@@ -64,7 +65,7 @@ impl ProbeMeter {
         let mut meter = Self {
             _counting: counting,
             trap,
-            last: HashMap::new(),
+            programs: HashMap::new(),
         };
         // What was counted so far is the calibration's.
         meter.take(loader, ProbedInstructions::Emulated);
@@ -79,20 +80,15 @@ impl ProbeMeter {
         };
         let mut cost = ProbeCost::default();
         for (name, now) in loader.run_times() {
-            let last = self.last.get(name).copied().unwrap_or_default();
-            let runs = now.runs.saturating_sub(last.runs);
-            if runs == 0 {
-                continue;
-            }
-            let traps = trap.mul_f64(runs as f64);
-            let spent = now.total.saturating_sub(last.total) + traps;
+            let history = self.programs.entry_ref(name).or_default();
+            let since = history.add(now);
+            let spent = since.total + trap.mul_f64(since.runs as f64);
             match name {
                 "empty_generic" | "empty_strided_generic" => cost.shapes += spent,
                 // Its own probes are those of nodes and a few marks; blocks reach it through the allocator's program.
                 EVENT_WITH_STACK | "evaluate_function" => cost.graph += spent,
                 _ => cost.rest += spent,
             }
-            self.last.insert(name.to_owned(), now);
         }
         cost
     }

@@ -240,6 +240,7 @@ mod tests {
                 totals,
                 peak: totals,
             }],
+            totals_age: None,
             peak: totals,
             driver: vec![DriverUse {
                 device: 2,

@@ -72,7 +72,8 @@ pub struct Symbolizer<M> {
 }
 
 enum Queued {
-    Stack(Pending),
+    /// Boxed: an event's record is half as large, and each is moved into and out of the queue.
+    Stack(Box<Pending>),
     /// The record and the name of its node.
     NodeEntered(NodeEnteredRecord, Arc<str>),
     /// A record from which nothing was read yet.
@@ -163,12 +164,12 @@ impl<M: ReadMemory> Symbolizer<M> {
             Record::Stack(head, frames) => {
                 if let Some(pending) = self.stacks.read(head, frames) {
                     self.unsettled = self.queue.len() + 1;
-                    self.queue.push_back(Queued::Stack(pending));
+                    self.queue.push_back(Queued::Stack(Box::new(pending)));
                 }
             }
             Record::CodeFreed(freed) => {
                 let pending = self.queue.iter_mut().filter_map(|queued| match queued {
-                    Queued::Stack(pending) => Some(pending),
+                    Queued::Stack(pending) => Some(&mut **pending),
                     _ => None,
                 });
                 self.stacks.freed(&freed, pending);
@@ -272,14 +273,19 @@ impl<M: ReadMemory> Symbolizer<M> {
                 _ => false,
             });
         let ready = waits.unwrap_or(ready);
-        for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
-            if let Some(time) = queued.time() {
+        for _ in 0..ready {
+            let Some(queued) = self.queue.pop_front() else {
+                break;
+            };
+            if !self.readings.is_empty()
+                && let Some(time) = queued.time()
+            {
                 self.pass_readings(Some(time));
             }
             match queued {
                 Queued::NodeEntered(node, name) => self.nodes.enter(&node, name),
                 Queued::Stack(pending) => {
-                    if let Some((id, stack)) = self.stacks.define(pending) {
+                    if let Some((id, stack)) = self.stacks.define(*pending) {
                         self.ready.push(Event::Stack(id, stack));
                     }
                 }

@@ -48,9 +48,15 @@ pub fn budget_warning(state: Option<&BudgetState>, now: TimeNs) -> Option<String
     let parts = parts.map_or_else(String::new, |parts| {
         format!(" Between them {parts} not recorded all the time.")
     });
+    let totals = match state.totals_age(now) {
+        None => "The totals are the allocator's own and right.".to_owned(),
+        Some(age) => format!(
+            "They are off at the end: totals and rows are of {} before.",
+            duration(age)
+        ),
+    };
     Some(format!(
-        "the probes were off {pauses}, {paused} in all ({share} of the time), {of}. The totals are the allocator's own \
-         and right. Blocks that came and went meanwhile are missing, those that stayed are in the row \"(probes were \
-         off)\", and a block at the same address with the same size counts as the same.{parts}"
+        "the probes were off {pauses}, {paused} in all ({share} of the time), {of}. {totals} Blocks that \
+         came and went meanwhile are missing, those that stayed are in the row \"(probes were off)\", and a block at the same address with the same size counts as the same.{parts}"
     ))
 }

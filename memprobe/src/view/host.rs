@@ -6,7 +6,7 @@ use super::cells::frame;
 use super::command::short_command;
 use super::gpus::{gpu_fields, gpu_number, identity_line};
 use super::names::{BEFORE_ATTACH, FileNames};
-use super::number::{counted, percent};
+use super::number::{counted, percent, span};
 use super::table::{Cell, Column, SortOrder, Tone, columns};
 use super::text::clean;
 use crate::event::bytes::short;
@@ -42,7 +42,7 @@ impl HostExtent {
 
 const CLIMBING: Option<SortOrder> = Some(SortOrder::Climbing);
 
-pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 29] = columns![|row: ProcessEntry|
+pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 30] = columns![|row: ProcessEntry|
     number("pid", "PID").screen(7, 0).order(CLIMBING) => row.process().tgid.0,
     data("pid_inside") => row.process().target.inner_tgid.map(|inner| inner.0),
     text("user", "USER").priority(4).screen(8, 72) => row.process().facts.user.as_deref(),
@@ -67,6 +67,7 @@ pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 29] = columns![|row: ProcessEn
         row.process().totals().map(|_| row.process().peak.allocated),
     figure("GROWTH/min").not_in_text().screen(10, 108) => row.process().growth,
     data("peak_reserved") => row.process().totals().map(|_| row.process().peak.reserved),
+    data("totals_age_ns") => row.process().totals_age.map(|age| Cell::Nanoseconds(age.as_nanos() as u64)),
     data("devices") => row.devices(),
     data("driver_devices") => row.driver_devices(),
     data("top") => row.top(),
@@ -90,11 +91,11 @@ impl ProcessEntry {
             {
                 ("stopped", row.stopped.as_deref())
             }
-            ProcessState::Probed => ("probed", None),
+            ProcessState::Probed => ("probed", row.totals_age.map(|_| PROBES_OFF)),
             ProcessState::Found => ("waiting", Some(NOT_LOOKED_AT)),
             ProcessState::Waiting(what) => ("waiting", Some(what)),
             ProcessState::Refused(reason) => ("refused", Some(reason)),
-            ProcessState::Ended => ("ended", None),
+            ProcessState::Ended => ("ended", row.totals_age.map(|_| PROBES_OFF)),
         }
     }
 
@@ -163,11 +164,13 @@ impl ProcessEntry {
     fn state_or_top_line(&self) -> Option<String> {
         let row = self.process();
         match (process_state(row), top_line(row, &self.names)) {
-            (Some(state), Some(top))
-                if matches!(row.state, ProcessState::Ended | ProcessState::Probed) =>
-            {
-                Some(format!("{state}: {}", top.trim()))
-            }
+            (Some(state), Some(top)) => match row.state {
+                ProcessState::Probed if row.stopped.is_none() => Some(format!("{top}; {state}")),
+                ProcessState::Ended | ProcessState::Probed => {
+                    Some(format!("{state}: {}", top.trim()))
+                }
+                _ => Some(state),
+            },
             (state, top) => state.or(top),
         }
     }
@@ -186,7 +189,9 @@ pub fn top_line_names(processes: &[ProcessRow]) -> FileNames {
 /// State of a process that was found a moment ago.
 const NOT_LOOKED_AT: &str = "not looked at yet";
 
-/// Returns the reason why a process has no figures, or that it has ended or is stopped; `None` for others.
+const PROBES_OFF: &str = "the probes are off for --max-overhead";
+
+/// Returns the reason why a process has no figures or old ones, or that it has ended or is stopped; `None` for others.
 pub fn process_state(row: &ProcessRow) -> Option<String> {
     match &row.state {
         ProcessState::Found | ProcessState::Probed | ProcessState::Waiting(_)
@@ -197,8 +202,13 @@ pub fn process_state(row: &ProcessRow) -> Option<String> {
         ProcessState::Found => Some(NOT_LOOKED_AT.to_owned()),
         ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
         ProcessState::Refused(reason) => Some(format!("not probed: {}", clean(reason))),
-        ProcessState::Ended => Some("ended".to_owned()),
-        ProcessState::Probed => None,
+        ProcessState::Ended => Some(match row.totals_age {
+            Some(age) => format!("ended, totals {} old (probes off)", span(age)),
+            None => "ended".to_owned(),
+        }),
+        ProcessState::Probed => {
+            (row.totals_age).map(|age| format!("totals {} old (probes off)", span(age)))
+        }
     }
 }
 

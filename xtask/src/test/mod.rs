@@ -86,6 +86,9 @@ const PACKAGE: &str = "packages alone";
 /// Name of the step that runs the tests.
 const TESTS: &str = "tests";
 
+/// Name of the step that runs each benchmark once, since one that nobody runs may fail.
+const BENCHMARKS: &str = "benchmarks, once each";
+
 /// Environment variables of the test programs.
 type Variables = Vec<(String, OsString)>;
 
@@ -185,7 +188,7 @@ fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     }
     names.push(TESTS);
     if only.is_empty() {
-        names.push("examples in the documentation");
+        names.extend([BENCHMARKS, "examples in the documentation"]);
     }
     names
 }
@@ -236,6 +239,11 @@ impl Run<'_> {
             self.run_suite_on(&object, programs, variables)?;
         }
         if self.features.is_empty() {
+            // Without `--bench`, criterion runs each benchmark once.
+            let mut benchmarks = cargo(self.repository);
+            benchmarks.args(["test", "--package", "memprobe", "--bench", "*"]);
+            self.steps
+                .take(BENCHMARKS, || process::run(&mut benchmarks))?;
             let mut examples = cargo(self.repository);
             examples.args(["test", "--workspace", "--doc"]);
             self.steps.take("examples in the documentation", || {

@@ -264,10 +264,11 @@ impl Host {
                 .saturating_add(self.losses.malformed),
             ..self.losses
         };
+        let processes = self.processes.values_mut();
         HostSnapshot {
             started: self.started,
             now,
-            processes: self.processes.values_mut().map(HostProcess::row).collect(),
+            processes: processes.map(|process| process.row(now)).collect(),
             driver: self.driver.clone(),
             health,
         }

@@ -34,6 +34,7 @@ impl HostProcess {
             state,
             stopped: None,
             devices: Vec::new(),
+            totals_age: None,
             peak: Totals::default(),
             driver: Vec::new(),
             driver_is_partial: false,
@@ -170,7 +171,7 @@ impl HostProcess {
     }
 
     /// Row of the process, rebuilt if it changed.
-    pub(super) fn row(&mut self) -> ProcessRow {
+    pub(super) fn row(&mut self, now: TimeNs) -> ProcessRow {
         self.row.growth = self.ledger.growth();
         if std::mem::replace(&mut self.stale, false) {
             self.row.devices = self.ledger.device_rows();
@@ -181,6 +182,9 @@ impl HostProcess {
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
             self.row.events = self.ledger.health.events;
         }
+        let budget = (self.ledger.health.budget.as_ref()).filter(|_| !self.row.devices.is_empty());
+        let now = self.ended.unwrap_or(now);
+        self.row.totals_age = budget.and_then(|budget| budget.totals_age(now));
         self.row.events_per_second = self.ledger.events_rate.per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, PurposeId, Stack,
-    StackId, StackKind, Tid, Totals,
+    Action, Address, AtAttach, Bytes, CaptureChange, CaptureLevel, Context, DeviceIndex, Frame,
+    MemoryEvent, PurposeId, Stack, StackId, StackKind, Tid, TimeShare, Totals,
 };
 use crate::ledger::snapshot::host::{DriverDevice, Holder, ProcessRow};
 use crate::ledger::snapshot::{Site, TargetState};
@@ -128,6 +128,32 @@ fn row(host: &mut Host, tgid: u32, second: u64) -> ProcessRow {
 fn tgids(host: &mut Host) -> Vec<u32> {
     let rows = host.snapshot(at(0)).processes;
     rows.iter().map(|row| row.tgid.0).collect()
+}
+
+/// The probes of process 1 go to a level.
+fn capture(second: u64, level: CaptureLevel) -> Event {
+    Event::Capture(CaptureChange {
+        time: at(second),
+        tgid: Tgid(1),
+        level,
+        overhead: TimeShare::default(),
+        budget: TimeShare::default(),
+    })
+}
+
+#[test]
+fn totals_have_an_age_while_the_probes_are_off_and_after_an_end_without_them() {
+    let mut host = host(&[1]);
+    let age = |host: &mut Host, second| row(host, 1, second).totals_age.map(|age| age.as_secs());
+    host.apply(Tgid(1), &alloc(1, 1, 0, 64, 100, 100));
+    assert_eq!(age(&mut host, 2), None);
+    host.apply(Tgid(1), &capture(2, CaptureLevel::Paused));
+    assert_eq!(age(&mut host, 5), Some(3));
+    host.apply(Tgid(1), &capture(6, CaptureLevel::Full));
+    assert_eq!(age(&mut host, 7), None);
+    host.apply(Tgid(1), &capture(8, CaptureLevel::Paused));
+    host.end(Tgid(1), at(10));
+    assert_eq!(age(&mut host, 14), Some(2));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Data that views get about all processes of a host.
 
+use std::time::Duration;
+
 use super::{BudgetState, GrowthRate, Site};
 use crate::event::{Bytes, DeviceIndex, Losses, Rank, Target, Tgid, TimeNs, Totals};
 
@@ -47,6 +49,8 @@ pub struct ProcessRow {
     pub stopped: Option<String>,
     /// Allocator totals of each device seen, by index; empty before the first allocator event.
     pub devices: Vec<DeviceRow>,
+    /// Age of those totals while the probes are off for a budget, up to the end of the process; `None` if up to date.
+    pub totals_age: Option<Duration>,
     /// Highest sums over all devices, each at its own time. With one device this includes the time
     /// before attach, if the allocator's statistics were readable.
     pub peak: Totals,

@@ -275,6 +275,7 @@ fn machine() -> HostSnapshot {
             },
             peak: Totals::default(),
         }],
+        totals_age: None,
         peak: Totals::default(),
         driver: vec![DriverUse {
             device: gpu,

@@ -1,5 +1,7 @@
 //! Host snapshots for the tests of its screen.
 
+use std::time::Duration;
+
 use crate::event::{
     Bytes, DeviceIdentity, DeviceIndex, Frame, Gpu, IdentitySource, Losses, Rank, Target, Tgid,
     TimeNs, Totals,
@@ -38,6 +40,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
         state,
         stopped: None,
         devices: Vec::new(),
+        totals_age: None,
         peak: Totals::default(),
         driver: Vec::new(),
         driver_is_partial: false,
@@ -240,7 +243,7 @@ pub(super) fn alone() -> HostSnapshot {
 }
 
 /// A driver that does not say everything: a device in MIG mode, one whose processes are unknown, and
-/// one that shares the system's memory.
+/// one that shares the system's memory. The probes are off.
 pub(super) fn reticent() -> HostSnapshot {
     let mut host = busy();
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
@@ -258,6 +261,7 @@ pub(super) fn reticent() -> HostSnapshot {
     }
     for row in &mut host.processes {
         row.driver_is_partial = true;
+        row.totals_age = Some(Duration::from_secs(3));
     }
     host
 }

@@ -1,6 +1,6 @@
-//! Benchmarks of a replay of 1,000,000 events: opening, the jump to the peak, and moves of the cursor.
+//! Benchmarks of a replay: opening, the jump to the peak, and moves of the cursor.
 //!
-//! `cargo bench -p memprobe --bench replay`.
+//! `cargo bench -p memprobe --bench replay`. A test runs each once, on a shorter recording.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -23,7 +23,10 @@ use memprobe::replay::Player;
 #[path = "../tests/counting_allocator/mod.rs"]
 mod counting_allocator;
 
+/// Memory events of the recording; of a shorter one that has a keyframe.
 const EVENTS: u64 = 1_000_000;
+const TESTED_EVENTS: u64 = 300_000;
+
 const STACKS: u64 = 300;
 
 /// Blocks that an iteration allocates and frees.
@@ -47,6 +50,14 @@ fn stack(id: u32) -> Arc<Stack> {
     })
 }
 
+/// Number of memory events, by cargo's argument to benchmarks.
+fn events() -> u64 {
+    match std::env::args().any(|argument| argument == "--bench") {
+        true => EVENTS,
+        false => TESTED_EVENTS,
+    }
+}
+
 /// Writes a training loop; the live blocks are most in its middle.
 fn record(path: &Path) {
     let header = Header {
@@ -61,7 +72,7 @@ fn record(path: &Path) {
             .expect("written");
     }
     let (mut time, mut allocated, mut kept) = (1, 0, 0);
-    let iterations = EVENTS / (2 * BLOCKS);
+    let iterations = events() / (2 * BLOCKS);
     for iteration in 0..iterations {
         let mut memory = |action, block: u64| {
             time += 2_000;
@@ -165,7 +176,8 @@ fn opened<A: Analysis + Clone + CopySize>(
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let memory = counter.memory();
     println!(
-        "memory of a replay of {EVENTS} events, {name}: {:.1} MiB, {:.1} MiB at most, of which {:.1} MiB are states by estimate",
+        "memory of a replay of {} events, {name}: {:.1} MiB, {:.1} MiB at most, of which {:.1} MiB are states by estimate",
+        events(),
         mib(memory.allocated as u64),
         mib(memory.peak as u64),
         mib(player.state_bytes())

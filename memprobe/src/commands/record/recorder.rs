@@ -17,7 +17,7 @@ use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
 use crate::output::{OutputFile, OutputPlan};
 use crate::recording::write::WriteError;
-use crate::recording::write::compact::{CompactOptions, CompactWriter};
+use crate::recording::write::compact::{CompactOptions, CompactWriter, DroppedPart};
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
@@ -382,13 +382,15 @@ impl Recorder {
         };
         if let Output::File(trace) = recorded.output {
             self.finished.add(&trace);
-            let (dropped, exceeds_limit) = trace.dropped();
+            let dropped = trace.dropped();
             let path = trace.finish(reason)?.commit()?;
+            // The thread that writes drops parts up to the end.
+            let dropped = dropped.as_ref();
             self.written.push(Written {
                 path,
                 reason,
-                dropped,
-                exceeds_limit,
+                dropped: dropped.map_or(0, DroppedPart::events),
+                exceeds_limit: dropped.is_some_and(DroppedPart::exceeds_limit),
             });
         }
         Ok(())
@@ -576,11 +578,11 @@ impl Trace {
         Ok(Self::Compact(Box::new(writer)))
     }
 
-    /// Memory events that the file has no more, and true if it exceeds its limit all the same.
-    fn dropped(&self) -> (u64, bool) {
+    /// Part that the file has no more; `None` for a format without a limit.
+    fn dropped(&self) -> Option<DroppedPart> {
         match self {
-            Self::Compact(writer) => (writer.dropped(), writer.exceeds_limit()),
-            Self::Json(_) => (0, false),
+            Self::Compact(writer) => Some(writer.dropped()),
+            Self::Json(_) => None,
         }
     }
 

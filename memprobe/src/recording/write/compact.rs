@@ -80,6 +80,21 @@ struct WriteProgress {
     failed: OnceLock<WriteError>,
 }
 
+/// Older part of a recording that `--max-size` dropped.
+pub struct DroppedPart(Arc<WriteProgress>);
+
+impl DroppedPart {
+    /// Memory events of it so far.
+    pub fn events(&self) -> u64 {
+        self.0.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the live blocks alone take so much that the file is larger than its limit.
+    pub fn exceeds_limit(&self) -> bool {
+        self.0.exceeds_limit.load(Ordering::Relaxed)
+    }
+}
+
 impl FrameQueue {
     fn send(&self, job: WriteJob) {
         // The thread takes all jobs, also after an error. If it has panicked, `finish` says so.
@@ -232,14 +247,9 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
         self.queue.progress.bytes.load(Ordering::Relaxed)
     }
 
-    /// Memory events that the file has no more.
-    pub fn dropped(&self) -> u64 {
-        self.queue.progress.dropped.load(Ordering::Relaxed)
-    }
-
-    /// Returns true if the live blocks alone take so much that the file is larger than its limit.
-    pub fn exceeds_limit(&self) -> bool {
-        self.queue.progress.exceeds_limit.load(Ordering::Relaxed)
+    /// Part that the file has no more; complete after [`Self::finish`].
+    pub fn dropped(&self) -> DroppedPart {
+        DroppedPart(Arc::clone(&self.queue.progress))
     }
 
     /// Returns an error of the other thread, once.

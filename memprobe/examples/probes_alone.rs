@@ -1,7 +1,7 @@
 //! Attaches memprobe's probes without the rest of memprobe, to measure the cost on the kernel's side.
 //!
 //! `probes_alone PID filtered` attaches them with a filter that rejects every process: the minimum cost of a
-//! uprobe at these places. `probes_alone PID discarded` runs them in full and discards their records. Both
+//! uprobe at these places; `filtered-perf-events` does so by the links of older kernels. `probes_alone PID discarded` runs them in full and discards their records. Both
 //! print `ready` and run until standard input ends.
 //!
 //! `probes_alone PID timed` works like `discarded`, and lets the kernel time the programs. For every line on
@@ -24,7 +24,7 @@ use memprobe::probe::attaching::{AttachStep, Attaching, Placement};
 use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
-use memprobe::probe::loader::{ALLOCATOR_ENTRY, Link, Loader, Reach, Wanted, Watch};
+use memprobe::probe::loader::{ALLOCATOR_ENTRY, Link, Loader, Reach, UprobeLinks, Wanted, Watch};
 use memprobe::process::maps::Maps;
 
 /// memprobe's default size.
@@ -41,13 +41,20 @@ fn main() -> Result<()> {
     let (pid, mode, detail) = match arguments.as_slice() {
         [pid, mode] => (pid, mode, Detail::Lines),
         [pid, mode, detail] if detail == "tensors" => (pid, mode, Detail::Tensors),
-        _ => bail!("usage: probes_alone PID filtered|discarded|timed [tensors]"),
+        _ => {
+            bail!("usage: probes_alone PID filtered|filtered-perf-events|discarded|timed [tensors]")
+        }
     };
     let tgid = Tgid(pid.parse().with_context(|| format!("{pid:?} is no PID"))?);
     kernel::preflight()?;
-    let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, Watch::One, RING_BYTES)?;
+    let links = match mode.as_str() {
+        "filtered-perf-events" => UprobeLinks::PerfEvents,
+        _ => UprobeLinks::Best,
+    };
+    let offsets = TaskOffsets::of_this_kernel()?;
+    let mut loader = Loader::with_links(&offsets, Watch::One, RING_BYTES, links)?;
     match mode.as_str() {
-        "filtered" => {
+        "filtered" | "filtered-perf-events" => {
             let _links = attach_unwatched(&mut loader, tgid, detail)?;
             wait_for_end(|| Ok(()))
         }
@@ -68,7 +75,9 @@ fn main() -> Result<()> {
                 Ok(())
             })
         }
-        other => bail!("unknown mode {other:?}: filtered, discarded or timed"),
+        other => {
+            bail!("unknown mode {other:?}: filtered, filtered-perf-events, discarded or timed")
+        }
     }
 }
 

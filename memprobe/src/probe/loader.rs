@@ -105,6 +105,15 @@ pub enum Reach {
     Everyone,
 }
 
+/// Kind of the links of uprobes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UprobeLinks {
+    /// uprobe_multi links where the kernel has right ones, else perf events.
+    Best,
+    /// A perf event for each probe.
+    PerfEvents,
+}
+
 /// One attachment; dropped, it is gone.
 pub enum Link {
     PerfEvent(UProbeLink),
@@ -137,15 +146,32 @@ impl Loader {
     /// Loads maps and programs; nothing runs before it is attached. `ring_bytes` is rounded up to
     /// a power of two of pages. Where the kernel's verifier cannot follow all of the programs, modules are not told.
     pub fn new(offsets: &TaskOffsets, watch: Watch, ring_bytes: u32) -> Result<Self> {
-        match Self::load(offsets, watch, ring_bytes, Modules::Told) {
+        Self::with_links(offsets, watch, ring_bytes, UprobeLinks::Best)
+    }
+
+    /// Loads like [`Self::new`], for links of a kind.
+    pub fn with_links(
+        offsets: &TaskOffsets,
+        watch: Watch,
+        ring_bytes: u32,
+        links: UprobeLinks,
+    ) -> Result<Self> {
+        let load = |modules| Self::load(offsets, watch, ring_bytes, modules, links);
+        match load(Modules::Told) {
             Err(error) if error.downcast_ref().is_some_and(Refusal::is_too_long) => {
-                Self::load(offsets, watch, ring_bytes, Modules::LeftOut)
+                load(Modules::LeftOut)
             }
             loaded => loaded,
         }
     }
 
-    fn load(task: &TaskOffsets, watch: Watch, ring_bytes: u32, modules: Modules) -> Result<Self> {
+    fn load(
+        task: &TaskOffsets,
+        watch: Watch,
+        ring_bytes: u32,
+        modules: Modules,
+        links: UprobeLinks,
+    ) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let named = std::env::var_os(OBJECT_VARIABLE).filter(|_| IS_REPLACEABLE);
         let replaced = named.map(|path| {
@@ -175,7 +201,10 @@ impl Loader {
             .map_max_entries("THREADS", threads)
             .load(object)
             .map_err(|error| Refusal::of_maps(&error))?;
-        let multi = MultiPrograms::load(&ebpf, object, &ON_DEMAND);
+        let multi = match links {
+            UprobeLinks::Best => MultiPrograms::load(&ebpf, object, &ON_DEMAND),
+            UprobeLinks::PerfEvents => None,
+        };
         for (name, program) in ebpf.programs_mut() {
             let has_copy = multi.is_some() && matches!(program, Program::UProbe(_));
             if !has_copy && !ON_DEMAND.contains(&name) {

@@ -210,7 +210,8 @@ fn parts(
     let memprobe = attaches.then(|| digits(&memprobe)).transpose()?;
     let date = process::today()?;
     let object = CommittedObject::of(repository)?;
-    let python = match options.python.to_string().as_str() {
+    let python = options.python.to_string();
+    let python = match python.strip_prefix("Python ").unwrap_or(&python) {
         DEFAULT_PYTHON => String::new(),
         other => format!(" --python {other}"),
     };

@@ -59,6 +59,8 @@ pub enum Profiler {
     None,
     /// Uprobes at memprobe's addresses whose programs return at once: the lower bound.
     FilteredProbes,
+    /// Like [`Self::FilteredProbes`], by perf events: what kernels before 6.10 have instead of uprobe_multi links.
+    FilteredPerfEvents,
     /// memprobe's probes; the records are discarded.
     ProbesAlone,
     /// Like [`Self::ProbesAlone`], plus the probes on tensor creation.
@@ -75,8 +77,12 @@ pub enum Profiler {
     RecordWithinBudget(Build),
     /// `memprobe attach`, on a terminal of 160 columns and 50 rows.
     Attach(Build),
-    /// `memprobe top`, on the same terminal.
+    /// `memprobe top` without a budget, on the same terminal.
     Top(Build),
+    /// `memprobe top` with its budget of 1 %, likewise.
+    TopWithinBudget,
+    /// `memprobe watch`, with its budget of 1 %.
+    Watch,
     /// `_record_memory_history(stacks="python")`.
     HistoryPython,
     /// `_record_memory_history(stacks="all")`.
@@ -92,6 +98,7 @@ impl Profiler {
         let mut all = vec![
             Self::None,
             Self::FilteredProbes,
+            Self::FilteredPerfEvents,
             Self::ProbesAlone,
             Self::TensorProbesAlone,
             Self::RecordNowhere(Own),
@@ -101,6 +108,8 @@ impl Profiler {
             Self::RecordWithinBudget(Own),
             Self::Attach(Own),
             Self::Top(Own),
+            Self::TopWithinBudget,
+            Self::Watch,
             Self::HistoryPython,
             Self::HistoryAll,
             Self::KinetoMemory,
@@ -123,6 +132,7 @@ impl Profiler {
         let name = match self {
             Self::None => "no profiler",
             Self::FilteredProbes => "empty uprobe at the same place",
+            Self::FilteredPerfEvents => "empty uprobe there, by perf events",
             Self::ProbesAlone => "memprobe's probes, nothing read",
             Self::TensorProbesAlone => "those of --detail tensors, nothing read",
             Self::Record(_) => "memprobe record --detail lines -o FILE",
@@ -131,7 +141,9 @@ impl Profiler {
             Self::RecordNowhere(_) => "memprobe record --detail lines -o /dev/null",
             Self::RecordWithinBudget(_) => "memprobe record --max-overhead 1% -o FILE",
             Self::Attach(_) => "memprobe attach",
-            Self::Top(_) => "memprobe top",
+            Self::Top(_) => "memprobe top --max-overhead off",
+            Self::TopWithinBudget => "memprobe top",
+            Self::Watch => "memprobe watch",
             Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
             Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
             Self::KinetoMemory => "torch.profiler, profile_memory=True",
@@ -186,6 +198,7 @@ impl Profiler {
                 return Ok(None);
             }
             Self::FilteredProbes => Attached::speaking(alone(&["filtered"]))?,
+            Self::FilteredPerfEvents => Attached::speaking(alone(&["filtered-perf-events"]))?,
             Self::ProbesAlone => Attached::speaking(alone(&["discarded"]))?,
             Self::TensorProbesAlone => Attached::speaking(alone(&["discarded", "tensors"]))?,
             Self::RecordNowhere(_) => Attached::speaking(record("lines", Path::new("/dev/null")))?,
@@ -208,7 +221,18 @@ impl Profiler {
             }
             Self::Top(_) => {
                 let mut command = Command::new(memprobe);
+                command.args(["top", "--max-overhead", "off"]);
+                Attached::on_a_terminal(command)?
+            }
+            Self::TopWithinBudget => {
+                let mut command = Command::new(memprobe);
                 command.arg("top");
+                Attached::on_a_terminal(command)?
+            }
+            Self::Watch => {
+                let mut command = Command::new(memprobe);
+                command.args(["watch", "--pid", &pid, "--dir"]);
+                command.arg(&programs.recordings);
                 Attached::on_a_terminal(command)?
             }
         };

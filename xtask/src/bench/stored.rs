@@ -149,7 +149,9 @@ fn block(part: &StoredPart, place: &Place, committed: &CommittedObject) -> Strin
         table,
         ..
     } = part;
-    let machine = part.machine.join("; ");
+    let lines = part.machine.iter().map(String::as_str);
+    let machine: Vec<&str> = lines.filter(|line| !line.starts_with("Date: ")).collect();
+    let machine = machine.join("; ");
     let link = place.link;
     let mut text = format!(
         "{}. `{command}`, {date}, eBPF object {object}{mark} ([raw samples]({link})). {note}{machine}.\n\n",

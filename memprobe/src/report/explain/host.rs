@@ -5,11 +5,10 @@ use std::io::Write;
 
 use super::ExplainOptions;
 use crate::event::Bytes;
-use crate::event::bytes::{human, short};
-use crate::ledger::snapshot::GrowthRate;
+use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, HostSnapshot, ProcessRow};
 use crate::report::{DocumentFormat, ReportError, unless_closed};
-use crate::view::table::{Cell, Page, json_document};
+use crate::view::table::{Cell, Page, Table, columns, json_document};
 use crate::view::{clean, counted, device_gaps, percent, short_command};
 
 /// Cells of the bar of a GPU.
@@ -118,20 +117,16 @@ fn push(page: &mut Page, snapshot: &HostSnapshot, processes: &[&ProcessRow]) {
         return;
     }
     page.blank();
-    page.strong("    PID   DRIVER    ALLOC   CACHED GROWTH/min  COMMAND");
-    for row in processes.iter().take(MAX_PROCESSES) {
-        let totals = row.totals();
-        let shown = |bytes: Option<Bytes>| bytes.map_or_else(|| "-".to_owned(), short);
-        page.fitted(&format!(
-            "{:>7} {:>8} {:>8} {:>8} {:>10}  {}",
-            row.tgid.0,
-            shown(row.driver_total()),
-            shown(totals.map(|totals| totals.allocated)),
-            shown(totals.map(|totals| totals.cached())),
-            row.growth.map_or_else(|| "-".to_owned(), growth_text),
-            clean(&short_command(&row.target.command))
-        ));
-    }
+    let columns = columns![|row: &ProcessRow|
+        number("pid", "PID") => row.tgid.0,
+        number("driver", "DRIVER").short() => row.driver_total(),
+        number("allocated", "ALLOC").short() => row.totals().map(|totals| totals.allocated),
+        number("cached", "CACHED").short() => row.totals().map(|totals| totals.cached()),
+        figure("GROWTH/min") => row.growth,
+        label("COMMAND").width(10, 200) => clean(&short_command(&row.target.command)),
+    ];
+    let shown = processes.iter().take(MAX_PROCESSES).copied();
+    page.table(&Table::of(columns, shown));
     if processes.len() > MAX_PROCESSES {
         page.fitted(&format!("        {} more", processes.len() - MAX_PROCESSES));
     }
@@ -141,14 +136,6 @@ fn push(page: &mut Page, snapshot: &HostSnapshot, processes: &[&ProcessRow]) {
             "next: memprobe explain {}   what it has, who keeps it, what grows",
             first.tgid.0
         ));
-    }
-}
-
-fn growth_text(growth: GrowthRate) -> String {
-    let sign = if growth.per_minute < 0 { "-" } else { "+" };
-    match growth.per_minute {
-        0 => "0 B".to_owned(),
-        bytes => format!("{sign}{}", short(Bytes(bytes.unsigned_abs()))),
     }
 }
 

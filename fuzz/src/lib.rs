@@ -25,7 +25,7 @@ pub struct Reader {
 }
 
 /// All readers.
-pub const READERS: [Reader; 10] = [
+pub const READERS: [Reader; 12] = [
     Reader {
         name: "records",
         inputs: "records",
@@ -40,6 +40,16 @@ pub const READERS: [Reader; 10] = [
         name: "columns",
         inputs: "columns",
         read: recording::read_columns,
+    },
+    Reader {
+        name: "curve",
+        inputs: "curve",
+        read: recording::read_curve,
+    },
+    Reader {
+        name: "replay",
+        inputs: "recording",
+        read: recording::replay,
     },
     Reader {
         name: "pickle",

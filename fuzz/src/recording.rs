@@ -8,8 +8,12 @@ const PREAMBLE: &[u8; 12] = b"\x89MPRB\r\n\x1a\x01\0\0\0";
 
 use memprobe::event::{Target, TimeNs};
 use memprobe::export::{ExportFormat, ExportMoment, ExportRequest, write_export};
-use memprobe::ledger::Ledger;
-use memprobe::recording::{PICKLE_FIRST_BYTE, Reader, copy_pickle};
+use memprobe::ledger::totals_curve::TotalsCurve;
+use memprobe::ledger::{Ledger, MAX_POINTS};
+use memprobe::recording::{
+    PICKLE_FIRST_BYTE, Reader, SeekableRecording, copy_pickle, decode_curve,
+};
+use memprobe::replay::Player;
 
 /// Reads a recording, applies its events, and exports it.
 pub fn read(data: &[u8]) {
@@ -37,6 +41,39 @@ pub fn read(data: &[u8]) {
 pub fn read_pickle(data: &[u8]) {
     if data.first() == Some(&PICKLE_FIRST_BYTE) {
         read(data);
+    }
+}
+
+/// Reads the payload of a frame of a curve, and draws all time from it.
+pub fn read_curve(payload: &[u8]) {
+    let Ok(part) = decode_curve(payload, 7) else {
+        return;
+    };
+    for device in part.cells.iter().flat_map(|cell| &cell.devices) {
+        assert_eq!(device.low, device.low.lower(device.last));
+        assert_eq!(device.high, device.high.higher(device.last));
+    }
+    let mut curve = TotalsCurve::behind(7);
+    curve.append(part);
+    for (_, timeline) in curve.timelines(TimeNs(0)) {
+        assert!(timeline.points.len() <= MAX_POINTS);
+    }
+}
+
+/// Opens a recording from its keyframes and curve, and goes to a few of its moments.
+pub fn replay(data: &[u8]) {
+    let Ok(Some(recording)) = SeekableRecording::of_bytes(data.to_vec()) else {
+        return;
+    };
+    let _ = (recording.curve().is_ok(), recording.sources().is_ok());
+    let Ok(Some(mut player)) = Player::from_keyframes(&recording, ()) else {
+        return;
+    };
+    let events = player.overview.events;
+    for at in [0, events / 3, events / 2, events] {
+        if player.seek(at).is_err() {
+            return;
+        }
     }
 }
 

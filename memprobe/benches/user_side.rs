@@ -169,6 +169,7 @@ fn header() -> Header {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         start: TimeNs(0),
         wall_start_ms: None,
+        boot_id: None,
         target: Target::default(),
         probes: Vec::new(),
         from_live_screen: false,

@@ -8,10 +8,10 @@ use memprobe::attribution::modules::ModuleLedger;
 use memprobe::attribution::threads::ThreadLedger;
 use memprobe::attribution::{AttributionLedger, PeakAnalysis as _};
 use memprobe::event::{
-    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId,
-    Stack, StackId, StackKind, Target, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, MarkedPhase, MemoryEvent,
+    PhaseMark, PurposeId, Stack, StackId, StackKind, Target, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::ledger::{Analysis as _, Ledger};
+use memprobe::ledger::{Analysis as _, CopySize as _, Ledger};
 
 /// Live blocks. A power of two fills every vector to its capacity: memory beyond the length of a vector is not
 /// resident.
@@ -21,6 +21,7 @@ const DEVICE: DeviceIndex = DeviceIndex(0);
 const SIZE: u64 = 512;
 
 /// State of the live screen of one process: the ledger, and the analyses of modules, categories and threads.
+#[derive(Clone)]
 struct Screen {
     ledger: Ledger,
     modules: ModuleLedger,
@@ -48,6 +49,12 @@ impl Screen {
             .apply(event, &change, &self.ledger, &self.categories);
         self.threads
             .apply(event, &change, &self.ledger, &self.categories);
+    }
+
+    /// Estimated bytes of a copy.
+    fn copy_bytes(&self) -> u64 {
+        let analyses = self.modules.copy_bytes() + self.categories.copy_bytes();
+        self.ledger.copy_bytes() + analyses + self.threads.copy_bytes()
     }
 
     fn live_blocks(&self) -> u64 {
@@ -108,12 +115,47 @@ fn bytes_per_block(events: impl Iterator<Item = Event>) -> usize {
     let memory = counter.memory();
     let [bytes, peak] = [memory.allocated, memory.peak].map(|bytes| bytes / BLOCKS as usize);
     println!("{bytes} bytes a block, at most {peak}");
+    assert_copy_is_as_estimated(&screen);
     bytes
+}
+
+/// Compares a copy of a state with the estimate of its bytes.
+fn assert_copy_is_as_estimated(screen: &Screen) {
+    let estimate = screen.copy_bytes();
+    let counter = counting_allocator::Counter::start();
+    let copy = screen.clone();
+    let bytes = counter.memory().allocated as u64;
+    println!("a copy takes {bytes} bytes, {estimate} by estimate");
+    assert_eq!(copy.live_blocks(), screen.live_blocks());
+    assert!((estimate / 2..=estimate * 2).contains(&bytes));
+}
+
+/// State after many iterations, each with a few blocks and a step.
+fn trained(iterations: u64) -> Screen {
+    let mut screen = Screen::new();
+    screen.apply(&stack());
+    for iteration in 0..iterations {
+        for action in [Action::Alloc, Action::Free] {
+            let number = iteration * 4;
+            screen.apply(&memory(action, number, SIZE));
+        }
+        screen.apply(&Event::PhaseMark(PhaseMark {
+            time: TimeNs(iteration * 1_000_000),
+            tgid: Tgid(1),
+            tid: Tid(1),
+            phase: MarkedPhase::Step,
+            class: "Adam".into(),
+            stack: StackId::NONE,
+        }));
+    }
+    screen
 }
 
 /// A single test, so that no other one allocates meanwhile.
 #[test]
-fn a_million_live_blocks_take_100_megabytes() {
+fn a_million_live_blocks_take_100_megabytes_and_copies_what_is_estimated() {
+    assert_copy_is_as_estimated(&trained(20_000));
+
     let leaked = (0..BLOCKS).map(|number| memory(Action::Alloc, number, (number + 1) * SIZE));
     assert!(bytes_per_block(leaked) <= 100);
 

@@ -161,6 +161,101 @@ fn ranks_are_compared_in_the_same_iteration() {
     assert!(error.contains("directory"), "{error}");
 }
 
+/// A job of three ranks. All hold what they print; then the second one asks for more than its GPU has, and the others
+/// allocate again.
+const FAILING_RANKS: &str = "\
+import os, subprocess, sys, time
+import torch
+
+rank = os.environ.get('RANK')
+folder = sys.argv[1]
+
+def reach(step, ranks=range(3)):
+    open(f'{folder}/{step}-{rank}', 'w').close()
+    while not all(os.path.exists(f'{folder}/{step}-{other}') for other in ranks):
+        time.sleep(0.01)
+
+if rank is None:
+    environments = [dict(os.environ, RANK=str(rank), LOCAL_RANK='0', WORLD_SIZE='3') for rank in range(3)]
+    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=it) for it in environments]
+    sys.exit(sum(it.wait() for it in ranks))
+kept = torch.empty((int(rank) + 1) << 20, dtype=torch.uint8, device='cuda')
+reach('ready')
+open(f'{folder}/allocated-{rank}', 'w').write(str(torch.cuda.memory_allocated()))
+reach('known')
+if rank == '1':
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device='cuda')
+    except torch.cuda.OutOfMemoryError:
+        pass
+reach('failed', [1])
+later = torch.empty(32 << 20, dtype=torch.uint8, device='cuda')
+if rank == '2':
+    try:
+        torch.empty(1 << 51, dtype=torch.uint8, device='cuda')
+    except torch.cuda.OutOfMemoryError:
+        pass
+";
+
+#[test]
+fn the_rank_that_fails_first_is_named_with_what_the_others_had_then() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (program, run) = (folder.path().join("train.py"), folder.path().join("run"));
+    std::fs::write(&program, FAILING_RANKS).expect("written");
+    let pytorch = environment.pytorch();
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "-o"]);
+    command.arg(format!("{}/", text(&run))).arg("--");
+    command.arg(pytorch.python()).arg(&program);
+    command.arg(folder.path());
+    pytorch.settle(&mut command);
+    Background::start(&mut command).finish().succeeded();
+    let allocated = |rank: usize| -> u64 {
+        let file = folder.path().join(format!("allocated-{rank}"));
+        let text = std::fs::read_to_string(file).expect("a rank's own total");
+        text.parse().expect("a number")
+    };
+
+    let line = FAILING_RANKS.lines().position(|it| it.contains("1 << 50"));
+    let line = line.expect("the request") as u64 + 1;
+    for by in ["line", "rank"] {
+        let document = json(&environment, &["report", text(&run), "--by", by]);
+        let found = &document["first_failure"];
+        assert_eq!(found["order"], "known", "{found}");
+        let failed = found["failed"].as_array().expect("failures");
+        let ranks: Vec<_> = failed.iter().map(|it| &it["rank"]).collect();
+        assert_eq!(ranks, ["rank 1", "rank 2"], "{found}");
+        assert_eq!(failed[0]["line"], line);
+        assert_eq!(failed[0]["bytes"], 1_u64 << 50);
+        assert!(failed[0]["time_ns"].as_u64() < failed[1]["time_ns"].as_u64());
+        let then = found["allocated_then"].as_array().expect("memory");
+        assert_eq!(then.len(), 3, "{found}");
+        for row in then {
+            let rank = row["rank"]
+                .as_str()
+                .and_then(|name| name.strip_prefix("rank "));
+            let rank = rank.and_then(|rank| rank.parse().ok()).expect("a rank");
+            assert_eq!(row["allocated"], allocated(rank), "{row}");
+        }
+    }
+    let printed = environment
+        .run(&["report", text(&run), "--by", "rank"])
+        .succeeded();
+    let begin = "rank 1 (cuda:0) was the first of 2 ranks to run out of memory.";
+    assert!(printed.stdout.starts_with(begin), "{}", printed.stdout);
+    let place = format!("train.py:{line} <module> asked for 1.00 PiB");
+    assert!(printed.stdout.contains(&place), "{}", printed.stdout);
+    let page = folder.path().join("ranks.html");
+    environment
+        .run(&["report", text(&run), "--html", text(&page)])
+        .succeeded();
+    let page = std::fs::read_to_string(&page).expect("a page");
+    assert!(page.contains(begin) && page.contains("1.00 PiB"));
+}
+
 #[test]
 fn a_snapshot_and_a_recording_are_not_compared() {
     let Some(environment) = TestEnvironment::take() else {

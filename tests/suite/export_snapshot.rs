@@ -202,3 +202,88 @@ fn an_exported_snapshot_read_again_reports_what_the_recording_reports() {
     assert!(recording.1.len() >= 3, "{recording:?}");
     assert_eq!(figures("ours.pickle"), recording);
 }
+
+/// Trains a net of two layers, and keeps the output of each iteration.
+const MODULES: &str = "\
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(256, 512)
+        self.second = torch.nn.Linear(512, 8)
+
+    def forward(self, batch):
+        return self.second(torch.relu(self.first(batch)))
+
+def train(kept):
+    model = Net().cuda()
+    for _ in range(60):
+        output = model(torch.randn(64, 256, device='cuda'))
+        output.sum().backward()
+        model.zero_grad()
+        kept.append(output.detach())
+
+train([])
+";
+
+#[test]
+fn an_exported_snapshot_read_again_has_the_modules_and_tensors_of_the_recording() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("train.py"), MODULES).expect("written");
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "-o"]).arg(path("trace.mprb"));
+    command
+        .arg("--")
+        .arg(pytorch.python())
+        .arg(path("train.py"));
+    pytorch.settle(&mut command);
+    Background::start(&mut command).finish().succeeded();
+    export(&environment, &path("trace.mprb"), &path("ours.pickle"));
+    let rows = |name: &str, by: &str, keys: &[&str]| {
+        let file = path(name);
+        let arguments = ["report", text(&file), "--by", by, "--format", "jsonl"];
+        let printed = environment.run(&arguments).succeeded().stdout;
+        let rows = printed.lines().map(|line| {
+            let row: Value = serde_json::from_str(line).expect("JSON");
+            row
+        });
+        // Of blocks without a tensor the format has no purpose.
+        let rows = rows.filter(|row| by == "module" || row["kind"] == "tensor");
+        let rows = rows.map(|row| keys.iter().map(|key| row[*key].to_string()).collect());
+        let mut rows: Vec<Vec<String>> = rows.collect();
+        rows.sort();
+        rows
+    };
+    let tensors = [
+        "file",
+        "line",
+        "kind",
+        "shape",
+        "dtype",
+        "requested",
+        "live",
+        "peak",
+        "allocs",
+    ];
+    let modules = [
+        "path",
+        "kind",
+        "live",
+        "peak",
+        "own_peak",
+        "forward_peak",
+        "backward_peak",
+        "allocs",
+    ];
+    for (by, keys) in [("tensor", &tensors[..]), ("module", &modules)] {
+        let recording = rows("trace.mprb", by, keys);
+        assert!(recording.len() >= 3, "{by}: {recording:?}");
+        assert_eq!(rows("ours.pickle", by, keys), recording, "{by}");
+    }
+}

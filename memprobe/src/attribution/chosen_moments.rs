@@ -10,7 +10,7 @@ use super::groups::BlockChange;
 use super::iterations::IterationLine;
 use super::ledger::{AttributionLedger, counted_moment};
 use super::moments::Moment;
-use crate::event::{Action, Bytes, DeviceIndex, Event, TimeNs};
+use crate::event::{Action, Bytes, DeviceIndex, Event};
 use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
 
@@ -31,8 +31,6 @@ pub struct MomentSearch {
     pub categories: AttributionLedger,
     /// State of each device at the last error.
     out_of_memory: BTreeMap<DeviceIndex, Moment>,
-    /// Time of the first error.
-    pub first_failure: Option<TimeNs>,
 }
 
 /// Moment of a device, with the bytes of each category.
@@ -86,7 +84,6 @@ impl MomentSearch {
         Self {
             categories: AttributionLedger::new(line),
             out_of_memory: BTreeMap::new(),
-            first_failure: None,
         }
     }
 
@@ -137,7 +134,6 @@ impl Analysis for MomentSearch {
         if let Event::Memory(memory) = event
             && memory.action == Action::OutOfMemory
         {
-            self.first_failure = self.first_failure.or(Some(memory.time));
             let devices = self.categories.devices.iter();
             self.out_of_memory = devices
                 .map(|(index, device)| (*index, device.now.clone()))

@@ -59,6 +59,12 @@ pub(super) struct DeviceAttribution {
 }
 
 impl DeviceAttribution {
+    /// Bytes of a copy.
+    pub(super) fn copy_bytes(&self) -> u64 {
+        let points = self.timeline.points.len() * size_of::<Moment>();
+        points as u64 + self.held.copy_bytes()
+    }
+
     /// State before any block is known, in step interval `interval`.
     pub(super) fn new(start: TotalsSample, follows: StackHistory, interval: u64) -> Self {
         let mut device = Self {

@@ -20,19 +20,39 @@ pub struct AllocationFailure {
     pub library: Option<Arc<str>>,
 }
 
-/// Finds the last failed request, or the last at a given time.
+/// Failed request to find.
+#[derive(Clone, Copy, Debug, Default)]
+enum WantedFailure {
+    First,
+    #[default]
+    Last,
+    /// The last at this time.
+    At(TimeNs),
+}
+
+/// Finds the first or the last failed request, or the last at a given time.
 #[derive(Debug, Default)]
 pub struct FailureFinder {
-    wanted: Option<TimeNs>,
+    wanted: WantedFailure,
     events: u64,
+    /// Failed requests so far.
+    pub failures: u64,
     pub found: Option<AllocationFailure>,
 }
 
 impl FailureFinder {
+    /// Finds the first failed request.
+    pub fn first() -> Self {
+        Self {
+            wanted: WantedFailure::First,
+            ..Self::default()
+        }
+    }
+
     /// Finds the request that failed at `time`; the last one of all if it is `None`.
     pub fn at(time: Option<TimeNs>) -> Self {
         Self {
-            wanted: time,
+            wanted: time.map_or(WantedFailure::Last, WantedFailure::At),
             ..Self::default()
         }
     }
@@ -42,8 +62,16 @@ impl Analysis for FailureFinder {
     fn apply(&mut self, event: &Event, _change: &Change, ledger: &Ledger) {
         self.events += 1;
         let Event::Memory(event) = event else { return };
-        let is_wanted = self.wanted.is_none_or(|wanted| wanted == event.time);
-        if event.action.is_failure() && is_wanted {
+        if !event.action.is_failure() {
+            return;
+        }
+        self.failures += 1;
+        let is_wanted = match self.wanted {
+            WantedFailure::First => self.found.is_none(),
+            WantedFailure::Last => true,
+            WantedFailure::At(time) => time == event.time,
+        };
+        if is_wanted {
             let stack = ledger.stack_ref(event.stack);
             self.found = Some(AllocationFailure {
                 number: self.events,

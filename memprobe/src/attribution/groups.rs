@@ -73,6 +73,17 @@ impl<O: GroupOrigin, V: Default> Default for Groups<O, V> {
     }
 }
 
+impl<O, V> Groups<O, V> {
+    /// Bytes of a copy, without what the values point to.
+    pub(super) fn copy_bytes(&self) -> u64 {
+        let key = size_of::<(DeviceIndex, BlockGroup<O>, u32)>();
+        let entry = size_of::<GroupEntry<O, V>>() + key;
+        let number = size_of::<(DeviceIndex, StackRef, PurposeId, u32)>();
+        let groups = self.entries.len() * entry + self.by_number.len() * number;
+        groups as u64 + self.origins.bytes() + self.live.bytes()
+    }
+}
+
 impl<O: GroupOrigin, V: Default> Groups<O, V> {
     pub(crate) fn new(grouping: Grouping) -> Self {
         Self {

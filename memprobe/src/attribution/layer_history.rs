@@ -92,6 +92,12 @@ pub(super) struct LayerHistory {
 }
 
 impl LayerHistory {
+    /// Bytes of a copy.
+    pub(super) fn copy_bytes(&self) -> u64 {
+        let places = self.places.len() * (size_of::<(LayerKey, LayerSample)>() + 16);
+        (places + self.differences * size_of::<(u64, u64)>()) as u64
+    }
+
     /// Empty history, beginning with interval `interval`. Stores at most `most` differences.
     pub(super) fn new(interval: u64, most: usize) -> Self {
         Self {

@@ -262,6 +262,13 @@ pub(super) struct Lifecycles {
 }
 
 impl Lifecycles {
+    /// Bytes of a copy.
+    pub(super) fn copy_bytes(&self) -> u64 {
+        let queued: usize = self.queues.iter().map(Vec::len).sum();
+        let queues = (queued * size_of::<(BlockId, u32)>()) as u64;
+        self.live.bytes() + self.calls.bytes() + queues
+    }
+
     pub(super) fn get(&self, id: BlockId) -> Option<Lifecycle> {
         self.live.get(id).copied()
     }

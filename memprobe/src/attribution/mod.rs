@@ -10,6 +10,7 @@ mod caches;
 pub mod category;
 pub mod chosen_moments;
 mod communicators;
+mod copy_size;
 mod device;
 mod epochs;
 pub mod failures;

@@ -13,7 +13,9 @@ use super::ledger::AttributionLedger;
 use super::module_aliases::RootVariables;
 use super::view::CoverageStart;
 use crate::event::{BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, TimeNs};
-use crate::ledger::{BlockId, Change, CompactIndex, Freed, Ledger, PerBlock, TotalsSample};
+use crate::ledger::{
+    BlockId, Change, CompactIndex, CopySize, Freed, Ledger, PerBlock, TotalsSample,
+};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;
@@ -157,6 +159,15 @@ impl ModuleLedger {
             others,
             knows_modules: self.groups.knows_modules(),
         })
+    }
+}
+
+impl CopySize for ModuleLedger {
+    fn copy_bytes(&self) -> u64 {
+        let trees = self.trees.values();
+        let node = size_of::<Node>() + size_of::<(Option<u32>, ModuleScope, u32)>();
+        let nodes: usize = trees.map(|tree| tree.nodes.len() * node).sum();
+        nodes as u64 + self.groups.copy_bytes() + self.baseline.bytes()
     }
 }
 

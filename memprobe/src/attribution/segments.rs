@@ -14,7 +14,7 @@ use crate::event::{
     PoolSize, PrivatePoolState, SegmentReading, TimeNs, Totals,
 };
 use crate::ledger::snapshot::{Grouping, Snapshot};
-use crate::ledger::{Analysis, AnalyzedLedger, Change, Ledger};
+use crate::ledger::{Analysis, AnalyzedLedger, Change, CopySize, Ledger};
 
 /// Cap on segments of all devices.
 const MAX_SEGMENTS: usize = 1 << 20;
@@ -301,6 +301,15 @@ impl SegmentLedger {
             Some(map)
         });
         maps.collect()
+    }
+}
+
+impl CopySize for SegmentLedger {
+    fn copy_bytes(&self) -> u64 {
+        let devices = self.devices.values();
+        let entries = devices.map(|device| device.segments.len() + device.awaiting.len());
+        let entry = size_of::<(u64, KnownSegment)>();
+        ((entries.sum::<usize>() + self.facts.len()) * entry) as u64
     }
 }
 

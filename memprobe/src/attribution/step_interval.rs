@@ -132,7 +132,8 @@ pub(super) struct StepIntervals {
     evaluated: bool,
     trained: bool,
     stepped: bool,
-    done: VecDeque<StepInterval>,
+    /// Copies of the state share them: few of the many are ever revised.
+    done: VecDeque<Arc<StepInterval>>,
     pub(super) dropped: u64,
     pub(super) ended: u64,
     /// Marks from call sites beyond the limit, which share one number.
@@ -154,7 +155,12 @@ impl StepIntervals {
 
     /// All stored intervals; the unfinished one is last.
     pub(super) fn all(&self) -> impl DoubleEndedIterator<Item = &StepInterval> {
-        self.done.iter().chain([&self.current])
+        self.done.iter().map(|done| &**done).chain([&self.current])
+    }
+
+    /// Number of finished intervals that are stored.
+    pub(super) fn stored(&self) -> usize {
+        self.done.len()
     }
 
     pub(super) fn start(&mut self, time: TimeNs) {
@@ -194,6 +200,7 @@ impl StepIntervals {
     /// Revises the category of a block at the stored peaks.
     pub(super) fn revise(&mut self, index: DeviceIndex, revision: Revision) {
         let recent = self.done.iter_mut().rev().take(STILL_OPEN);
+        let recent = recent.map(Arc::make_mut);
         for interval in recent.chain([&mut self.current]) {
             if let Some(device) = interval.devices.get_mut(&index) {
                 device.peak.revise(revision);
@@ -206,23 +213,36 @@ impl StepIntervals {
         revisions.sort_unstable_by_key(|revision| revision.born);
         let mut revisions = revisions.into_iter().peekable();
         let [mut taken, mut added] = [Composition::default(), Composition::default()];
-        // Peaks are in the order of their events, as are the intervals.
-        for interval in self.done.iter_mut().chain([&mut self.current]) {
-            let Some(device) = interval.devices.get_mut(&index) else {
-                continue;
-            };
+        let mut is_revised = false;
+        let mut exchanged = |device: &IntervalDevice| {
             let ordinal = device.peak.ordinal;
             while let Some(revision) = revisions.next_if(|revision| revision.born <= ordinal) {
                 taken.add(revision.from, revision.size);
                 added.add(revision.to, revision.size);
+                is_revised = true;
             }
+            is_revised.then(|| (taken.clone(), added.clone()))
+        };
+        // Peaks are in the order of their events, as are the intervals.
+        for interval in &mut self.done {
+            let exchange = interval.devices.get(&index).and_then(&mut exchanged);
+            if let Some((taken, added)) = exchange
+                && let Some(device) = Arc::make_mut(interval).devices.get_mut(&index)
+            {
+                device.peak.composition.exchange(&taken, &added);
+            }
+        }
+        if let Some(device) = self.current.devices.get_mut(&index)
+            && let Some((taken, added)) = exchanged(device)
+        {
             device.peak.composition.exchange(&taken, &added);
         }
     }
 
     /// Gives blocks from before attach their category at all stored peaks.
     pub(super) fn name_past(&mut self, index: DeviceIndex, blocks: &Composition) {
-        for interval in self.done.iter_mut().chain([&mut self.current]) {
+        let done = self.done.iter_mut().map(Arc::make_mut);
+        for interval in done.chain([&mut self.current]) {
             if let Some(device) = interval.devices.get_mut(&index) {
                 device.peak.name(blocks);
             }
@@ -263,7 +283,7 @@ impl StepIntervals {
         }
         self.current.key = Some(self.key(&"".into(), site));
         let finished = |interval: &StepInterval| interval.backwards > 0;
-        if self.done.back().is_some_and(finished) {
+        if self.done.back().is_some_and(|last| finished(last)) {
             self.source = Source::Backwards;
         }
     }
@@ -345,7 +365,7 @@ impl StepIntervals {
         for interval in std::mem::take(&mut self.done) {
             match (&mut merged, interval.kind) {
                 (None, IntervalKind::Preamble) => retained.push_back(interval),
-                (None, _) => merged = Some(interval),
+                (None, _) => merged = Some(Arc::unwrap_or_clone(interval)),
                 (Some(merged), _) => merged.extend(&interval),
             }
         }
@@ -380,7 +400,7 @@ impl StepIntervals {
         };
         let mut done = std::mem::replace(&mut self.current, next);
         done.kind = kind;
-        self.done.push_back(done);
+        self.done.push_back(Arc::new(done));
         if self.done.len() > MAX_INTERVALS {
             self.done.pop_front();
             self.dropped = self.dropped.saturating_add(1);

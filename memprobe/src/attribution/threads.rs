@@ -8,7 +8,7 @@ use super::groups::BlockChange;
 use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding, PeakAnalysis};
 use super::ledger::AttributionLedger;
 use crate::event::{DeviceIndex, Event, Tid, TimeNs};
-use crate::ledger::{BlockId, Change, CompactIndex, Ledger, PerBlock, TotalsSample};
+use crate::ledger::{BlockId, Change, CompactIndex, CopySize, Ledger, PerBlock, TotalsSample};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
@@ -122,6 +122,13 @@ impl ThreadLedger {
             let thread = AllocatingThread::Thread(event.tid);
             self.add(block, thread, is_tracked, ledger, mark);
         }
+    }
+}
+
+impl CopySize for ThreadLedger {
+    fn copy_bytes(&self) -> u64 {
+        let row = size_of::<(DeviceIndex, AllocatingThread, HeldBytes)>();
+        (self.rows.len() * 2 * row) as u64 + self.by_block.bytes()
     }
 }
 

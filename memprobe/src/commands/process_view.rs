@@ -23,7 +23,7 @@ use crate::attribution::waterfall::waterfalls;
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{CallPaths, Event, Tgid, TimeNs};
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
-use crate::ledger::{Analysis, Change, Ledger};
+use crate::ledger::{Analysis, Change, CopySize, Ledger};
 use crate::tensors::{Sites, explain, named};
 use crate::torch::tensors::ReadProgress;
 use crate::tui::{AttributionQuery, AttributionTables, Command, News, Tensors};
@@ -288,6 +288,20 @@ impl ScreenAnalyses {
             threads: ThreadLedger::late(ledger, now),
             segments: SegmentLedger::late(ledger),
         }
+    }
+}
+
+impl CopySize for ScreenAnalyses {
+    fn copy_bytes(&self) -> u64 {
+        let Self {
+            modules,
+            categories,
+            threads,
+            segments,
+        } = self;
+        let sizes = [modules.copy_bytes(), categories.copy_bytes()];
+        let others = [threads.copy_bytes(), segments.copy_bytes()];
+        sizes.into_iter().chain(others).sum()
     }
 }
 

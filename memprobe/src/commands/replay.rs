@@ -34,6 +34,10 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// Nanoseconds of a step by seconds.
 const SECOND: i128 = 1_000_000_000;
 
+/// Note on a recording without its oldest part, until it is read.
+const COUNTS_OF_DROPPED: &str = "until the recording is read, peaks and counts of lines include the part that --max-size \
+                                 dropped";
+
 /// Reason why a recording shows no tensors.
 const NO_TENSORS: &str = "a recording has the memory of each line, and not the tensors of the process: `memprobe snapshot` \
                           reads those of a running process";
@@ -486,6 +490,10 @@ impl ReplayState {
         health
             .missing
             .extend(self.damage.map(|damage| damage.to_string()));
+        let is_partial = self.reading.is_some() && header.dropped.is_some();
+        health
+            .missing
+            .extend(is_partial.then(|| COUNTS_OF_DROPPED.to_owned()));
         health.state = TargetState::Replay(Box::new(ReplayMoment {
             start: self.player.overview.start,
             end: self.player.overview.end,

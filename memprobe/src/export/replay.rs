@@ -130,10 +130,14 @@ impl ExportReplay {
 
     /// Module that allocations of a stack count under; `None` outside modules, and if it is unknown.
     pub(super) fn module(&self, stack: StackRef) -> Option<String> {
-        match module_of(self.stack(stack), &self.categories) {
+        match self.module_scope(stack) {
             ModuleScope::Module(path) => Some(path.to_string()),
             _ => None,
         }
+    }
+
+    pub(super) fn module_scope(&self, stack: StackRef) -> ModuleScope {
+        module_of(self.stack(stack), &self.categories)
     }
 
     /// Time of the last event.

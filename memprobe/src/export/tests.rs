@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::event::{Event, Target, TimeNs};
+use crate::attribution::allocation_groups::samples::{called, learning};
+use crate::event::{Action, Event, StackKind, Target, TimeNs};
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::samples::{recording, story};
@@ -115,6 +116,63 @@ fn a_snapshot_says_what_the_recording_lacks_and_has_the_same_live_memory() {
     };
     assert!(lines(&first).values().sum::<u64>() >= 3);
     assert_eq!(lines(&again), lines(&first));
+}
+
+/// Allocations by the kind of their stack, line, module and tensor. The module of a backward pass is the export's own.
+fn allocations(events: impl Iterator<Item = Event>) -> BTreeMap<[String; 4], u64> {
+    let mut ledger = Ledger::new(Target::default(), TimeNs(0));
+    let mut counts = BTreeMap::new();
+    for event in events {
+        ledger.apply(&event);
+        let Event::Memory(event) = event else {
+            continue;
+        };
+        if event.action != Action::Alloc {
+            continue;
+        }
+        let stack = ledger.stack(ledger.stack_ref(event.stack));
+        let (kind, module) = match &stack.kind {
+            StackKind::Waiting { thread } => (format!("waiting {thread}"), None),
+            _ => ("line".to_owned(), stack.context.module.path()),
+        };
+        let line = stack.frames.first();
+        let line = line.map_or(String::new(), |frame| {
+            format!("{}:{}", frame.file, frame.line)
+        });
+        let module = module.map_or(String::new(), ToString::to_string);
+        let tensor = ledger
+            .purpose(event.shape)
+            .and_then(|it| it.tensor().cloned());
+        let tensor = tensor.map_or(String::new(), |tensor| format!("{tensor:?}"));
+        *counts.entry([kind, line, module, tensor]).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn a_snapshot_read_again_has_the_modules_and_tensors_of_the_recording() {
+    let mut program = learning();
+    let stack = program.stack(called(50, "GPT.head"));
+    program.alloc_tensor(stack, 5 << 20);
+    let (out, _) = exported_file(&program.events, ExportFormat::MemoryViz);
+    let reader = Reader::new(&out[..]).expect("a snapshot");
+    let again = allocations(reader.map(|event| event.expect("an event")));
+    let first = allocations(program.events.iter().cloned());
+    assert!(first.len() >= 7, "{first:#?}");
+    assert_eq!(again, first);
+    // Another writer's metadata is text for people.
+    let key = b"X\x08\0\0\0memprobe";
+    let at = memchr::memmem::rfind(&out, key).expect("the writer's name");
+    let mut other = out.clone();
+    other[at + key.len() - 1] = b'X';
+    let reader = Reader::new(&other[..]).expect("a snapshot");
+    let plain = allocations(reader.map(|event| event.expect("an event")));
+    assert!(
+        plain
+            .keys()
+            .all(|[_, _, module, tensor]| module.is_empty() && tensor.is_empty())
+    );
+    assert_eq!(plain.values().sum::<u64>(), first.values().sum::<u64>());
 }
 
 #[test]

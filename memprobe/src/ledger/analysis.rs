@@ -1,5 +1,6 @@
 //! Analyses: tables computed from the changes of a ledger.
 
+use super::keyframe::LedgerKeyframe;
 use super::{Change, Ledger};
 use crate::event::{Event, Target, TimeNs};
 
@@ -43,6 +44,20 @@ impl<A: Analysis> AnalyzedLedger<A> {
             ledger: Ledger::new(target, started),
             analyses,
         }
+    }
+
+    /// Begins with the state of a keyframe. `analyses` know nothing of the events before it.
+    ///
+    /// # Errors
+    ///
+    /// If the keyframe, which may come from a hostile file, contradicts itself.
+    pub fn of_keyframe(
+        target: Target,
+        keyframe: &LedgerKeyframe,
+        analyses: A,
+    ) -> Result<Self, &'static str> {
+        let ledger = Ledger::of_keyframe(target, keyframe)?;
+        Ok(Self { ledger, analyses })
     }
 
     pub fn apply(&mut self, event: &Event) {

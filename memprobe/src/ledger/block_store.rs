@@ -90,6 +90,11 @@ impl BlockStore {
         }
     }
 
+    /// Number of blocks that there is memory for.
+    pub(super) fn slots(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Lets the numbers of ended blocks be reused. To be called before the next event.
     pub(super) fn release_ended(&mut self) {
         self.reusable = self.vacant.len();

@@ -170,6 +170,15 @@ fn index(length: usize) -> u32 {
 }
 
 impl CallSites {
+    /// Bytes of a copy.
+    pub(super) fn copy_bytes(&self) -> u64 {
+        let line = size_of::<Line>() + size_of::<MovingRate>() + size_of::<GrowthRecorder>();
+        let tables = self.tables.iter();
+        let lines: usize = tables.map(|table| table.lines.len() * line).sum();
+        let call_sites = self.call_sites.len() * size_of::<CallSite>();
+        lines as u64 + call_sites as u64 + self.by_stack.bytes()
+    }
+
     /// Returns the call site of an allocation by `tid`, adding it if it is new.
     pub(super) fn of(&mut self, stack: StackRef, tid: Tid, store: &mut BlockStore) -> CallSiteId {
         if let Some(call_site) = self.by_stack.get(stack) {

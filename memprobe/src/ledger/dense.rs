@@ -78,6 +78,11 @@ impl<K: Dense, V> DenseMap<K, V> {
         self.values.get_mut(key.index())?.take()
     }
 
+    /// Bytes of its table, without what its values point to.
+    pub fn bytes(&self) -> u64 {
+        (self.values.len() * size_of::<Option<V>>()) as u64
+    }
+
     /// Entries in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         let values = self.values.iter().enumerate();

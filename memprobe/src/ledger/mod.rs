@@ -14,6 +14,7 @@ mod block_store;
 mod call_sites;
 mod caps;
 mod change;
+mod copy_size;
 mod cuda;
 pub(crate) mod definitions;
 mod dense;
@@ -46,6 +47,7 @@ pub use block_store::{BlockId, LiveBlock};
 pub(crate) use call_sites::Tally;
 pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
+pub use copy_size::CopySize;
 pub use definitions::{SiteRef, StackRef};
 pub use dense::{CompactIndex, Dense, DenseMap, PerBlock, PerStack};
 pub use device::TotalsSample;
@@ -111,6 +113,12 @@ impl Ledger {
             store: BlockStore::new(caps),
             ..Self::default()
         }
+    }
+
+    /// Makes a later moment the start, with so many events between the two.
+    pub fn begin_later(&mut self, started: TimeNs, events: u64) {
+        self.started = started;
+        self.health.events = events;
     }
 
     pub fn refused(&self) -> Refused {

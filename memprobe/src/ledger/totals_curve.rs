@@ -269,6 +269,20 @@ pub struct TotalsCurve {
 }
 
 impl TotalsCurve {
+    /// Makes a curve that begins behind so many events.
+    pub fn behind(events: u64) -> Self {
+        Self {
+            events,
+            ..Self::default()
+        }
+    }
+
+    /// Totals of each device before the first cell.
+    pub fn first_totals(&self) -> impl Iterator<Item = (DeviceIndex, Totals)> {
+        let first = self.first.iter().filter(|(_, (at, _))| *at == 0);
+        first.map(|(index, (_, totals))| (*index, *totals))
+    }
+
     /// Appends the cells that follow.
     pub fn append(&mut self, part: CurvePart) {
         self.events = part.end_event();
@@ -365,9 +379,9 @@ impl TotalsCurve {
 }
 
 impl Ledger {
-    /// Replaces the timelines, which begin at a keyframe, by those of a curve up to there.
-    pub fn continue_timelines(&mut self, curve: &TotalsCurve) {
-        for (index, recorder) in curve.recorders(self.started, self.health.events) {
+    /// Replaces the timelines, which begin at a keyframe, by those of a curve up to there: so many recorded events.
+    pub fn continue_timelines(&mut self, curve: &TotalsCurve, events: u64) {
+        for (index, recorder) in curve.recorders(self.started, events) {
             if let Some(device) = self.devices.get_mut(&index) {
                 device.continue_timeline(recorder);
             }

@@ -1,5 +1,6 @@
 //! Facts about a process from `/proc` and its memory. The target controls them: each read is bounded and checked.
 
+pub mod boot;
 mod build_id;
 pub mod caller;
 pub mod capabilities;

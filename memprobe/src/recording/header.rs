@@ -18,6 +18,10 @@ pub struct Header {
     pub start: TimeNs,
     /// The same moment in milliseconds since 1970 (UTC); `None` if the wall clock was not set.
     pub wall_start_ms: Option<u64>,
+    /// The kernel's ID of the boot in which it was recorded: times of recordings with the same one compare. `None` if it
+    /// is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
     #[serde(flatten)]
     pub target: Target,
     pub probes: Vec<ProbeStatus>,
@@ -65,6 +69,8 @@ pub(crate) struct HeaderRecord<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub reason: EndReason,
+    /// Moment at which memprobe saw the end of the process, or ended the recording; `None` if it is unknown.
+    pub time: Option<TimeNs>,
     pub events: u64,
     pub losses: Losses,
 }
@@ -177,6 +183,8 @@ pub(crate) struct EndRecord {
     pub malformed: u64,
     #[serde(default)]
     pub lost_uses: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_ns: Option<TimeNs>,
 }
 
 impl From<&End> for EndRecord {
@@ -188,6 +196,7 @@ impl From<&End> for EndRecord {
             lost_stacks: end.losses.stacks,
             malformed: end.losses.malformed,
             lost_uses: end.losses.uses,
+            time_ns: end.time,
         }
     }
 }
@@ -196,6 +205,7 @@ impl EndRecord {
     pub(crate) fn into_end(self) -> Option<End> {
         Some(End {
             reason: self.end.parse().ok()?,
+            time: self.time_ns,
             events: self.events,
             losses: Losses {
                 events: self.lost_events,

@@ -107,6 +107,7 @@ impl<R: BufRead> JsonReader<R> {
         self.events = history.memory_events;
         self.end = Some(End {
             reason: EndReason::SnapshotTaken,
+            time: None,
             events: self.events,
             losses: Losses::default(),
         });

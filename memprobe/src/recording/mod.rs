@@ -53,7 +53,7 @@ mod sources;
 mod tensors;
 pub mod write;
 
-pub use compact::{KeyframePlace, RecordedCurve, RecordingDamage};
+pub use compact::{KeyframePlace, RecordedCurve, RecordingDamage, decode_curve};
 pub use directory::recordings_in;
 pub(crate) use driver::DriverRecord;
 pub use dump::{
@@ -65,8 +65,8 @@ pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{DroppedBeginning, End, EndReason, Header};
 pub(crate) use names::{LabelScope, NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
-    FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo,
-    PickleWriter, copy_pickle,
+    CALLED_BACKWARD, FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems,
+    PickleMemo, PickleWriter, UNKNOWN_MODULE, WRITER_KEY as PICKLE_WRITER_KEY, copy_pickle,
 };
 pub use reader::Reader;
 pub(crate) use seekable::CELL_EVENTS;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::compact::{CompactReader, MAGIC, PartInput, RecordingDamage, SeekIndex};
 use super::json_reader::JsonReader;
 use super::{End, Header, RecordedSources, RecordingError};
-use crate::event::{Event, NoStack, Stack, StackKind};
+use crate::event::{Event, NoStack, Stack, StackKind, TimeNs};
 use crate::ledger::keyframe::LedgerKeyframe;
 
 /// Read buffer, in bytes.
@@ -58,6 +58,11 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
+    /// Path of the file, if it can be opened again.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
     /// Opens the same recording once more, from its beginning. Returns `None` for a source that is no file.
     pub fn reopened(&self) -> Option<Reader<BufReader<File>>> {
         Reader::open(self.path.as_ref()?).ok()
@@ -76,10 +81,24 @@ impl<R: BufRead> Reader<R> {
     /// Returns the state of the ledger, and the recording from there on, at the last keyframe with at most so many
     /// memory events before it. Returns `None` if the recording has none there.
     pub fn from_keyframe(&self, events: u64) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
+        self.at_last_keyframe(|before, _| before <= events)
+    }
+
+    /// Returns the same at the last keyframe without an event after a time.
+    pub fn from_keyframe_at(&self, time: TimeNs) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
+        let found = self.at_last_keyframe(|_, last| last <= time);
+        found.filter(|(state, _)| state.last_event.is_none_or(|last| last <= time))
+    }
+
+    /// Returns the same at the last keyframe for which `is_before` is true of the events before it and of their time.
+    fn at_last_keyframe(
+        &self,
+        is_before: impl Fn(u64, TimeNs) -> bool,
+    ) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
         let path = self.path.as_ref()?;
         let index = SeekIndex::open(path).ok()??;
-        let keyframes: Vec<u64> = index.keyframes().map(|(before, _)| before).collect();
-        let mut place = keyframes.partition_point(|before| *before <= events);
+        let keyframes: Vec<(u64, TimeNs)> = index.keyframes().collect();
+        let mut place = keyframes.partition_point(|(before, last)| is_before(*before, *last));
         // A damaged one is as good as none.
         while place > 0 {
             place -= 1;
@@ -132,6 +151,14 @@ impl<R: BufRead> Reader<R> {
         match &self.source {
             RecordingSource::Compact(reader) => Some(reader.sources()),
             RecordingSource::Json(_) | RecordingSource::Failed(_) => None,
+        }
+    }
+
+    /// Returns the number of events to come that restate the state behind a dropped beginning.
+    pub fn restated(&self) -> usize {
+        match &self.source {
+            RecordingSource::Compact(reader) => reader.restated(),
+            RecordingSource::Json(_) | RecordingSource::Failed(_) => 0,
         }
     }
 

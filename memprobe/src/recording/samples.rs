@@ -1,5 +1,6 @@
 //! Events for the tests of recordings and reports.
 
+use std::io;
 use std::sync::Arc;
 
 use super::{EndReason, Header};
@@ -12,7 +13,7 @@ use crate::event::{
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::Grouping;
 use crate::recording::compact::GroupPolicy;
-use crate::recording::write::compact::CompactWriter;
+use crate::recording::write::compact::{CompactOptions, CompactWriter, ReplaceBeginning};
 use crate::recording::write::trace_event::TraceWriter;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -22,6 +23,7 @@ pub(crate) fn header() -> Header {
         version: "0.1.0".into(),
         start: TimeNs(5_000_000_000),
         wall_start_ms: Some(1_790_000_000_000),
+        boot_id: Some("3c1f0e52-0d6a-4f6f-9a55-5f0d5f7e7a10".into()),
         target: Target {
             tgid: Some(Tgid(1234)),
             command: "python train.py --lr \"0.1\"".into(),
@@ -417,6 +419,29 @@ pub(crate) fn small_groups(events: &[Event]) -> Vec<u8> {
     for event in events {
         writer.event(event).unwrap();
         writer.flush().unwrap();
+    }
+    writer.finish(EndReason::Interrupted).unwrap()
+}
+
+impl ReplaceBeginning for Vec<u8> {
+    fn replace_beginning(&mut self, head: &[u8], from: u64) -> io::Result<()> {
+        *self = [head, &self[from as usize..]].concat();
+        Ok(())
+    }
+}
+
+/// Returns the compact file of at most `bytes` that holds the newest of these events.
+pub(crate) fn newest_part(events: &[Event], bytes: u64) -> Vec<u8> {
+    let options = CompactOptions {
+        max_size: Some(bytes),
+        sources: None,
+    };
+    let mut writer = CompactWriter::with_options(Vec::new(), "memory", &header(), options).unwrap();
+    for (at, event) in events.iter().enumerate() {
+        writer.event(event).unwrap();
+        if at % 50 == 0 {
+            writer.flush().unwrap();
+        }
     }
     writer.finish(EndReason::Interrupted).unwrap()
 }

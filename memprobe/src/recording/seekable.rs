@@ -47,6 +47,15 @@ impl SeekableRecording {
         Self::copied(Reader::open(path)?, progress)
     }
 
+    /// Opens a compact recording in memory; `None` for other bytes.
+    pub fn of_bytes(bytes: Vec<u8>) -> Result<Option<Self>, RecordingError> {
+        let Some(index) = SeekIndex::of_memory(bytes)? else {
+            return Ok(None);
+        };
+        let header = index.first_group()?.header().clone();
+        Ok(Some(Self { index, header }))
+    }
+
     fn copied<R: std::io::BufRead>(
         mut reader: Reader<R>,
         mut progress: impl FnMut(u64) -> Result<(), RecordingError>,
@@ -93,7 +102,8 @@ impl SeekableRecording {
     /// Reads the curve of the whole recording, or of all but the last part of a file that was cut off. Returns `None`
     /// without one, and if a part of it is damaged.
     pub fn curve(&self) -> Result<Option<RecordedCurve>, RecordingError> {
-        Ok(self.index.curve()?)
+        let dropped = self.header.dropped.map_or(0, |dropped| dropped.events);
+        Ok(self.index.curve(dropped)?)
     }
 
     /// Reads the source text in the recording.

@@ -4,6 +4,7 @@
 //! before it is replayed up to there: at most one group of the recording. A ledger without analyses begins at keyframes
 //! instead ([`Player::from_keyframes`]): the recording's curve has what is shown of all time.
 
+mod checkpoints;
 mod keyframes;
 mod overview;
 mod player;

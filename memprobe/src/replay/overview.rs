@@ -6,6 +6,7 @@ use crate::event::{Action, Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::Timeline;
 use crate::ledger::totals_curve::TotalsCurve;
+use crate::recording::{RecordingError, SeekableRecording};
 
 /// Most samples of the time.
 const MAX_SAMPLES: usize = 1 << 16;
@@ -27,6 +28,45 @@ pub struct Overview {
     /// Totals of each device over all time.
     pub timelines: Vec<(DeviceIndex, Timeline)>,
     times: TimeSamples,
+}
+
+/// Numbers of events of a file whose older part was dropped: its reader restates the state there by further events.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct EventNumbers {
+    /// Memory events of the recording before the file.
+    pub(super) dropped: u64,
+    /// Memory events that restate the state.
+    pub(super) restated: u64,
+    /// All events that do.
+    pub(super) items: u64,
+}
+
+impl EventNumbers {
+    pub(super) fn of_recording(recording: &SeekableRecording) -> Result<Self, RecordingError> {
+        let Some(dropped) = recording.header().dropped else {
+            return Ok(Self::default());
+        };
+        let reader = recording.group(0)?;
+        let items = reader.restated();
+        let mut restated = 0;
+        for event in reader.take(items) {
+            let is_counted =
+                matches!(event?, Event::Memory(memory) if memory.action != Action::Held);
+            restated += u64::from(is_counted);
+        }
+        Ok(Self {
+            dropped: dropped.events,
+            restated,
+            items: items as u64,
+        })
+    }
+
+    /// Number of events for the reader of the file, after so many of the recording.
+    pub(super) fn of(self, recorded: u64) -> u64 {
+        recorded
+            .saturating_sub(self.dropped)
+            .saturating_add(self.restated)
+    }
 }
 
 /// First moment with the most allocated bytes.
@@ -100,11 +140,22 @@ impl Overview {
     }
 
     /// Facts that a curve has: all but start, end and timelines.
-    pub(super) fn of_curve(curve: &TotalsCurve) -> Self {
+    pub(super) fn of_curve(curve: &TotalsCurve, numbers: EventNumbers) -> Self {
         let mut overview = Self {
-            ooms: curve.ooms().to_vec(),
+            events: numbers.restated,
+            ooms: curve.ooms().iter().map(|oom| numbers.of(*oom)).collect(),
             ..Self::default()
         };
+        if numbers.restated > 0 {
+            let peaks = curve.first_totals().map(|(device, totals)| {
+                let peak = PeakMoment {
+                    allocated: totals.allocated,
+                    events: numbers.restated,
+                };
+                (device, peak)
+            });
+            overview.peaks = peaks.collect();
+        }
         let stride = curve.cells().len().div_ceil(MAX_SAMPLES).max(1);
         for (at, cell) in curve.cells().iter().enumerate() {
             for device in cell.devices.iter().filter(|device| device.peak > 0) {

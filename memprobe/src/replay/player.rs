@@ -2,25 +2,27 @@
 
 use crate::event::{Action, Event, TimeNs};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, AnalyzedLedger, Ledger};
+use crate::ledger::{Analysis, AnalyzedLedger, CopySize, Ledger};
 use crate::recording::{
     GroupReader, Header, RecordedSources, RecordingDamage, RecordingError, SeekableRecording,
 };
 
+use super::checkpoints::Checkpoints;
 use super::keyframes::KeyframeStarts;
 use super::overview::Overview;
 
 /// Most states that are kept from the first reading.
 const MAX_CHECKPOINTS: usize = 64;
 
-/// Most live blocks of all kept states together: some 200 bytes each with analyses.
-const MAX_BLOCKS: usize = 4 << 20;
+/// Most bytes of the states that are kept from the first reading, by estimate: 192 MiB.
+const MAX_CHECKPOINT_BYTES: u64 = 192 << 20;
 
 /// Events between two states that are kept on the way to a moment, for the way back.
 const NEAR: u64 = 1 << 13;
 
-/// Most of them.
+/// Most of them, and most of their bytes: 64 MiB.
 const MAX_NEAR: usize = 8;
+const MAX_NEAR_BYTES: u64 = 64 << 20;
 
 /// Events between two reports of progress.
 const PROGRESS: u64 = 1 << 16;
@@ -43,9 +45,9 @@ pub struct Player<A> {
     pub damage: Option<RecordingDamage>,
     /// Source text in the recording.
     pub sources: RecordedSources,
-    checkpoints: Vec<Position<A>>,
-    /// States near the cursor, in the order of their use.
-    near: Vec<Position<A>>,
+    checkpoints: Checkpoints<Position<A>>,
+    /// States near the cursor with their bytes, in the order of their use.
+    near: Vec<(u64, Position<A>)>,
     /// Keyframes to begin with, if the analyses follow nothing.
     pub(super) starts: Option<KeyframeStarts>,
     pub(super) cursor: Cursor<A>,
@@ -75,7 +77,7 @@ pub(super) struct Cursor<A> {
     damage: Option<RecordingDamage>,
 }
 
-impl<A: Analysis + Clone> Player<A> {
+impl<A: Analysis + Clone + CopySize> Player<A> {
     /// Opens a recording, and replays it once. `progress` may end that by an error.
     pub fn open(
         recording: SeekableRecording,
@@ -99,12 +101,14 @@ impl<A: Analysis + Clone> Player<A> {
             group: 0,
             items: 0,
         };
+        let mut checkpoints = Checkpoints::within(MAX_CHECKPOINTS, MAX_CHECKPOINT_BYTES);
+        checkpoints.keep(0, first.replay.copy_bytes(), first.clone());
         Ok(Self {
             header,
             overview: Overview::default(),
             damage: None,
             sources: RecordedSources::default(),
-            checkpoints: vec![first.clone()],
+            checkpoints,
             near: Vec::new(),
             starts: None,
             cursor: Cursor::at(&recording, first)?,
@@ -116,20 +120,10 @@ impl<A: Analysis + Clone> Player<A> {
         &mut self,
         progress: &mut impl FnMut(ReplayProgress) -> Result<(), RecordingError>,
     ) -> Result<(), RecordingError> {
-        let mut stride = 1;
-        self.checkpoints.clear();
         for group in 0..self.recording.groups() {
             if group > 0 {
                 self.cursor.enter(&self.recording, group)?;
-            }
-            if group % stride == 0 {
-                self.checkpoints.push(self.cursor.position.clone());
-                let blocks = self.cursor.ledger().blocks().count();
-                let all = self.checkpoints.len();
-                if all > MAX_CHECKPOINTS || all > 2 && blocks.saturating_mul(all) > MAX_BLOCKS {
-                    stride *= 2;
-                    self.checkpoints.retain(|kept| kept.group % stride == 0);
-                }
+                self.keep_checkpoint(group);
             }
             while let Some(event) = self.cursor.step()? {
                 let ledger = self.cursor.ledger();
@@ -159,6 +153,21 @@ impl<A: Analysis + Clone> Player<A> {
         Ok(())
     }
 
+    /// Keeps the state at the begin of a group, if it is one to keep.
+    fn keep_checkpoint(&mut self, group: usize) {
+        if self.checkpoints.is_due(group) {
+            let position = &self.cursor.position;
+            let bytes = position.replay.copy_bytes();
+            self.checkpoints.keep(group, bytes, position.clone());
+        }
+    }
+
+    /// Estimated bytes of the states that are kept for the way back.
+    pub fn state_bytes(&self) -> u64 {
+        let near = self.near.iter().map(|(bytes, _)| bytes).sum::<u64>();
+        self.checkpoints.bytes().saturating_add(near)
+    }
+
     /// Ledger at the cursor.
     pub fn ledger(&self) -> &Ledger {
         self.cursor.ledger()
@@ -178,7 +187,8 @@ impl<A: Analysis + Clone> Player<A> {
     pub fn seek(&mut self, events: u64) -> Result<(), RecordingError> {
         let events = events.min(self.overview.events);
         self.begin_at_keyframe(events)?;
-        let all = self.checkpoints.iter().chain(&self.near);
+        let near = self.near.iter().map(|(_, kept)| kept);
+        let all = self.checkpoints.iter().chain(near);
         let before = all.filter(|kept| kept.events() <= events);
         let nearest = before.max_by_key(|kept| (kept.group, kept.items));
         let here = self.events();
@@ -201,7 +211,8 @@ impl<A: Analysis + Clone> Player<A> {
             return Ok(());
         };
         let here = Some(&self.cursor.position);
-        let all = self.checkpoints.iter().chain(&self.near).chain(here);
+        let near = self.near.iter().map(|(_, kept)| kept);
+        let all = self.checkpoints.iter().chain(near).chain(here);
         let before = all.filter(|kept| kept.events() <= events);
         let known = before.map(Position::events).max().unwrap_or(0);
         let target = &self.header.target;
@@ -215,7 +226,7 @@ impl<A: Analysis + Clone> Player<A> {
                 analyses,
             },
             group: start.group,
-            items: 0,
+            items: start.items,
         };
         self.keep(position.clone());
         self.cursor = Cursor::at(&self.recording, position)?;
@@ -224,13 +235,15 @@ impl<A: Analysis + Clone> Player<A> {
 
     /// Keeps a state for the way back.
     fn keep(&mut self, position: Position<A>) {
-        if position.replay.ledger.blocks().count() >= MAX_BLOCKS / MAX_NEAR {
+        let bytes = position.replay.copy_bytes();
+        if bytes > MAX_NEAR_BYTES {
             return;
         }
-        if self.near.len() >= MAX_NEAR {
+        self.near.push((bytes, position));
+        let sum = |near: &[(u64, Position<A>)]| near.iter().map(|(bytes, _)| bytes).sum::<u64>();
+        while self.near.len() > MAX_NEAR || sum(&self.near) > MAX_NEAR_BYTES {
             self.near.remove(0);
         }
-        self.near.push(position);
     }
 
     /// Goes to the moment after the last event at or before a time.
@@ -249,8 +262,8 @@ impl<A: Analysis + Clone> Player<A> {
         self.cursor.step_over_groups(&self.recording)?;
         let position = &self.cursor.position;
         let events = position.events();
-        let is_due =
-            events.is_multiple_of(NEAR) && !self.near.iter().any(|kept| kept.events() == events);
+        let is_known = |(_, kept): &(u64, Position<A>)| kept.events() == events;
+        let is_due = events.is_multiple_of(NEAR) && !self.near.iter().any(is_known);
         if is_due {
             self.keep(position.clone());
         }

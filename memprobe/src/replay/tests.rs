@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::event::{Action, Event, TimeNs};
 use crate::ledger::snapshot::{Grouping, Snapshot};
-use crate::ledger::{AnalyzedLedger, Ledger};
+use crate::ledger::{Analysis, AnalyzedLedger, Change, CopySize, Ledger};
 use crate::recording::samples::{late_attach, on_the_cpu, recording, small_groups, story, tensors};
 use crate::recording::{Reader, SeekableRecording};
 
@@ -139,5 +139,35 @@ fn analyses_go_back_too() {
     for at in (0..=events).rev() {
         back.seek(at).unwrap();
         assert_eq!(text(&back), expected[at as usize], "at {at}");
+    }
+}
+
+/// An analysis so large that only the first state may be kept.
+#[derive(Clone)]
+struct LargeState;
+
+impl Analysis for LargeState {
+    fn apply(&mut self, _: &Event, _: &Change, _: &Ledger) {}
+}
+
+impl CopySize for LargeState {
+    fn copy_bytes(&self) -> u64 {
+        100 << 20
+    }
+}
+
+#[test]
+fn states_that_are_too_large_to_keep_are_replayed_from_the_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, _] = files(folder.path());
+    let states = cut_everywhere(&path);
+    let recording = SeekableRecording::open(&path, |_| Ok(())).unwrap();
+    assert!(recording.groups() > 4);
+    let mut player = Player::open(recording, LargeState, |_| Ok(())).unwrap();
+    assert!(player.state_bytes() < 256 << 20, "{}", player.state_bytes());
+    for events in (0..states.len()).rev() {
+        player.seek(events as u64).unwrap();
+        assert_eq!(&snapshot(player.ledger()), &states[events], "at {events}");
+        assert!(player.state_bytes() < 256 << 20);
     }
 }

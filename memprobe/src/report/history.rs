@@ -5,9 +5,15 @@ use crate::view::counted;
 
 /// Describes the extent of a history.
 pub(super) fn note(facts: &HistoryFacts) -> String {
-    let mut text =
-        "PyTorch records no threads, modules or tensors: tables of these need `memprobe record`."
-            .to_owned();
+    let mut text = match facts.is_exported {
+        true => {
+            "memprobe exported it, without threads, names, retainers and marks of phases: categories are inferred anew."
+        }
+        false => {
+            "PyTorch records no threads, modules or tensors: tables of these need `memprobe record`."
+        }
+    }
+    .to_owned();
     if facts.inferred_sizes > 0 {
         text += " Sizes of blocks that were freed before the snapshot are the requested bytes, rounded up.";
     }

@@ -1,23 +1,27 @@
 //! Report of several recordings: each in turn, then their sum.
 
 use std::io::{self, BufRead, Write};
+use std::path::Path;
 
 use serde::Serialize;
 
 use super::document::TableReport;
 use super::lines::LineReport;
 use super::named_records::{Heading, NamedRecords};
+use super::ranks::{JobFailures, RankEnd, push_sentences};
 use super::replay::RecordingReplay;
 use super::{By, Outcome, ReportError, ReportFormat, ReportOptions, replay};
+use crate::attribution::failures::FailureFinder;
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
-use crate::view::table::{Cell, Column, Output, Page, Style, Table, columns};
+use crate::view::table::{Cell, Column, Output, Page, Style, Table, columns, json_document};
 use crate::view::{clean, gpu_number};
 
 pub struct ManyReport<'a, W> {
     options: &'a ReportOptions,
     out: &'a mut W,
     rows: Vec<RecordingEntry>,
+    ends: Vec<RankEnd>,
     recordings: u64,
     heading: Heading,
 }
@@ -69,6 +73,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
             options,
             out,
             rows: Vec::new(),
+            ends: Vec::new(),
             recordings: 0,
             heading: Heading::First,
         })
@@ -101,7 +106,9 @@ impl<'a, W: Write> ManyReport<'a, W> {
         name: &str,
         reader: Reader<R>,
     ) -> Result<Outcome, ReportError> {
-        let (replay, ()) = replay::run(reader, self.options.grouping, ())?;
+        let path = reader.path().map(Path::to_owned);
+        let (replay, failures) =
+            replay::run(reader, self.options.grouping, FailureFinder::first())?;
         let report = LineReport {
             replay: &replay,
             options: self.options,
@@ -121,6 +128,8 @@ impl<'a, W: Write> ManyReport<'a, W> {
             self.out.write_all(page.into_text().as_bytes())?;
         }
         self.keep(name, &replay);
+        let end = RankEnd::of(name, path.as_deref(), &replay, failures);
+        self.ends.extend(end.has_devices().then_some(end));
         Ok(replay.outcome())
     }
 
@@ -210,8 +219,11 @@ impl<'a, W: Write> ManyReport<'a, W> {
             return Ok(self.out.flush()?);
         }
         let total = self.total();
+        let failures = JobFailures::read(self.ends);
         if self.options.format == ReportFormat::Json {
-            self.out.write_all(b"],\n\"total\": ")?;
+            self.out.write_all(b"],\n\"first_failure\": ")?;
+            json_document(&failures.cell(), self.out)?;
+            self.out.write_all(b",\n\"total\": ")?;
             serde_json::to_writer_pretty(&mut *self.out, &total).map_err(io::Error::from)?;
             self.out.write_all(b"}\n")?;
         } else {
@@ -227,11 +239,16 @@ impl<'a, W: Write> ManyReport<'a, W> {
                 now: totals(total.allocated, total.reserved),
                 peak: totals(total.sum_of_peak_allocated, total.sum_of_peak_reserved),
             };
-            let mut page = self.page();
+            let mut page = Page::new(self.options.width, self.options.colour);
             let mut table = Table::new(columns());
             table.extend(Output::Text, self.rows.into_iter().chain([sum]));
             page.blank();
             page.table(&table);
+            let sentences = failures.sentences();
+            if !sentences.is_empty() {
+                page.blank();
+                push_sentences(&mut page, &sentences);
+            }
             self.out.write_all(page.into_text().as_bytes())?;
         }
         Ok(self.out.flush()?)

@@ -24,13 +24,19 @@ struct FuzzReader {
     input: &'static str,
 }
 
-const READERS: [FuzzReader; 10] = [
+const READERS: [FuzzReader; 12] = [
     reader("records", "records", "records of the kernel programs"),
     reader("recording", "recording", "recordings in both formats"),
     reader(
         "columns",
         "columns",
         "frames of a compact recording, with right checksums",
+    ),
+    reader("curve", "curve", "frames of a recording's curve"),
+    reader(
+        "replay",
+        "recording",
+        "compact recordings, opened from keyframes and curve",
     ),
     reader("pickle", "pickle", "PyTorch's snapshots"),
     reader("elf", "elf", "libraries and programs of a process"),
@@ -75,8 +81,8 @@ const MAX_MIB: u32 = 2048;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The reader: records, recording, columns, pickle, elf, stack, heap, classes, tensors or allocator; each in turn if none is
-    /// named
+    /// The reader: records, recording, columns, curve, replay, pickle, elf, stack, heap, classes, tensors or allocator; each
+    /// in turn if none is named
     reader: Option<String>,
     /// Duration of each reader's run, in minutes
     #[arg(long, default_value_t = 60)]

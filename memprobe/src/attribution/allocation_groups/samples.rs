@@ -177,6 +177,11 @@ impl Program {
         self.memory(Action::Free, addr, size, StackId::NONE, PurposeId::NONE);
     }
 
+    /// A request of the allocator that fails.
+    pub(crate) fn fail(&mut self, stack: StackId, size: u64) {
+        self.memory(Action::OutOfMemory, 0, size, stack, PurposeId::NONE);
+    }
+
     /// Frees memory that was live at attach.
     pub(crate) fn free_from_before(&mut self, size: u64) {
         self.allocated -= size;

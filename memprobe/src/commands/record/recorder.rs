@@ -17,7 +17,7 @@ use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
 use crate::output::{OutputFile, OutputPlan};
 use crate::recording::write::WriteError;
-use crate::recording::write::compact::{CompactOptions, CompactWriter};
+use crate::recording::write::compact::{CompactOptions, CompactWriter, DroppedPart};
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
@@ -382,13 +382,15 @@ impl Recorder {
         };
         if let Output::File(trace) = recorded.output {
             self.finished.add(&trace);
-            let (dropped, exceeds_limit) = trace.dropped();
+            let dropped = trace.dropped();
             let path = trace.finish(reason)?.commit()?;
+            // The thread that writes drops parts up to the end.
+            let dropped = dropped.as_ref();
             self.written.push(Written {
                 path,
                 reason,
-                dropped,
-                exceeds_limit,
+                dropped: dropped.map_or(0, DroppedPart::events),
+                exceeds_limit: dropped.is_some_and(DroppedPart::exceeds_limit),
             });
         }
         Ok(())
@@ -524,6 +526,7 @@ pub(in crate::commands) fn header(target: Target) -> Header {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         start: crate::session::now(),
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
+        boot_id: crate::process::boot::boot_id(),
         target,
         probes: Vec::new(),
         from_live_screen: false,
@@ -575,11 +578,11 @@ impl Trace {
         Ok(Self::Compact(Box::new(writer)))
     }
 
-    /// Memory events that the file has no more, and true if it exceeds its limit all the same.
-    fn dropped(&self) -> (u64, bool) {
+    /// Part that the file has no more; `None` for a format without a limit.
+    fn dropped(&self) -> Option<DroppedPart> {
         match self {
-            Self::Compact(writer) => (writer.dropped(), writer.exceeds_limit()),
-            Self::Json(_) => (0, false),
+            Self::Compact(writer) => Some(writer.dropped()),
+            Self::Json(_) => None,
         }
     }
 
@@ -625,7 +628,7 @@ impl Trace {
 
     pub(in crate::commands) fn finish(self, reason: EndReason) -> Result<OutputFile, WriteError> {
         match self {
-            Self::Compact(writer) => writer.finish(reason),
+            Self::Compact(writer) => writer.finish_at(reason, Some(now())),
             Self::Json(trace) => trace.finish(reason),
         }
     }
@@ -636,6 +639,6 @@ impl JsonTrace {
         let ledger = &self.ledgers.analyses;
         let divided = categories(ledger, &ledger.latest_iterations(0), now());
         self.writer.categories(&divided)?;
-        self.writer.finish(reason)
+        self.writer.finish_at(reason, Some(now()))
     }
 }

@@ -13,13 +13,17 @@ use hashbrown::{HashMap, HashSet};
 
 use super::ExportError;
 use super::replay::ExportReplay;
+use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::allocations::{Allocation, requested};
 use crate::attribution::category::Category;
 use crate::attribution::segments::{SegmentBlockState, SegmentMap};
 use crate::event::{Address, DeviceIndex, Frame, Pool, PoolId, PoolOwner, StackKind};
 use crate::ledger::StackRef;
-use crate::ledger::snapshot::Grouping;
-use crate::recording::{PickleItems, PickleMemo, PickleWriter, Reader};
+use crate::ledger::snapshot::{Grouping, Site};
+use crate::recording::{
+    CALLED_BACKWARD, PICKLE_WRITER_KEY, PickleItems, PickleMemo, PickleWriter, Reader,
+    UNKNOWN_MODULE,
+};
 use crate::view::{BEFORE_ATTACH, counted, full_retainer, whole_frame, whole_tensor_name};
 
 /// Stream of memory whose stream is not known. No stream has this number.
@@ -164,6 +168,7 @@ impl<W: Write> SnapshotWriter<'_, W> {
         // Without `allocator_settings` the page says that there are none: memprobe does not read them.
         self.out.text("external_annotations")?;
         self.out.empty_list()?;
+        self.text_field(PICKLE_WRITER_KEY, env!("CARGO_PKG_VERSION"))?;
         self.out.set()?;
         Ok(())
     }
@@ -295,18 +300,25 @@ fn metadata(
 ) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let stack = (!allocation.is_baseline).then(|| replay.stack(allocation.stack));
-    if stack.is_some()
-        && let Some(module) = replay.module(allocation.stack)
-    {
-        facts.push(("module", module));
+    if stack.is_some() {
+        let module = match replay.module_scope(allocation.stack) {
+            ModuleScope::Module(path) => Some(path.to_string()),
+            ModuleScope::Unknown | ModuleScope::BackwardUnknown => Some(UNKNOWN_MODULE.to_owned()),
+            ModuleScope::Outside | ModuleScope::TooMany => None,
+        };
+        facts.extend(module.map(|module| ("module", module)));
     }
     if let Some(stack) = stack {
         if let Some(node) = &stack.context.node {
             facts.push(("autograd node", node.name.to_string()));
         }
+        let site = replay.ledger.site(allocation.stack, Grouping::User);
+        if let Site::Node { forward, .. } = site {
+            facts.push(("operation at", whole_frame(forward)));
+        }
         match &stack.kind {
             StackKind::Waiting { thread } => {
-                facts.push(("thread", format!("{thread}; the stack called backward()")));
+                facts.push(("thread", format!("{thread}{CALLED_BACKWARD}")));
             }
             StackKind::Unknown { thread, reason } => {
                 facts.push(("thread", format!("{thread}: {}", reason.as_str())));

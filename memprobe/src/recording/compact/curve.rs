@@ -126,8 +126,12 @@ struct CurveReader<'a> {
     values: usize,
 }
 
-/// Decodes a payload, which may come from a hostile file. An error describes the fault in a few words.
-pub(super) fn decode(payload: &[u8], first_event: u64) -> Result<CurvePart, &'static str> {
+/// Decodes a payload, which may come from a hostile file, behind so many memory events.
+///
+/// # Errors
+///
+/// If the payload is cut, too long, or contradicts itself. The error describes the fault in a few words.
+pub fn decode(payload: &[u8], first_event: u64) -> Result<CurvePart, &'static str> {
     let mut reader = VarintReader(payload);
     let mut column = || reader.bytes().map(VarintReader);
     let (mut devices, mut events) = (column()?, column()?);

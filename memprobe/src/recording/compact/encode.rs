@@ -189,11 +189,13 @@ impl CompactEncoder {
     pub(crate) fn end(
         &mut self,
         reason: EndReason,
+        time: Option<TimeNs>,
         emit: &mut impl FnMut(PlainFrame),
     ) -> PlainFrame {
         self.close(emit);
         let end = EndRecord::from(&End {
             reason,
+            time,
             events: self.events,
             losses: self.losses,
         });

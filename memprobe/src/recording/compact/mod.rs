@@ -21,6 +21,7 @@ mod seek;
 mod source;
 mod varint;
 
+pub use curve::decode as decode_curve;
 pub(super) use encode::CompactEncoder;
 pub(super) use follow::KeyframeWriter;
 pub(super) use frame::{MAGIC, PlainFrame, preamble};

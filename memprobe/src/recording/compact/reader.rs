@@ -186,6 +186,11 @@ impl<R: BufRead> CompactReader<R> {
         self.events
     }
 
+    /// Events to come that restate the state behind a dropped beginning.
+    pub(in crate::recording) fn restated(&self) -> usize {
+        self.restated
+    }
+
     pub(in crate::recording) fn truncated(&self) -> bool {
         self.is_closed && self.waiting.is_empty() && self.end.is_none()
     }

@@ -159,10 +159,10 @@ impl SeekIndex {
             .collect()
     }
 
-    /// Reads the curve from the begin of the recording to its end, or of a file without an end to the begin of a group.
-    /// Returns `None` without one, and if a part of it is damaged.
-    pub(in crate::recording) fn curve(&self) -> io::Result<Option<RecordedCurve>> {
-        let mut curve = TotalsCurve::default();
+    /// Reads the curve from the begin of the file, behind so many dropped events, to its end, or of a file without an end
+    /// to the begin of a group. Returns `None` without one, and if a part of it is damaged.
+    pub(in crate::recording) fn curve(&self, dropped: u64) -> io::Result<Option<RecordedCurve>> {
+        let mut curve = TotalsCurve::behind(dropped);
         let mut rest = 0;
         let mut parts = Vec::new();
         for place in &self.curves {

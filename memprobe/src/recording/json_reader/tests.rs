@@ -228,11 +228,11 @@ fn damage_in_the_middle_is_named_by_line_and_byte_with_what_to_do() {
     let file = edited("\"addr\":\"0x7f0000200000\"", "\"addr\":\"7f0000200000\"");
     assert_eq!(
         error(&file),
-        "line 10 (at byte 1657) is damaged: `addr` is no address: \"7f0000200000\"; \
+        "line 10 (at byte 1706) is damaged: `addr` is no address: \"7f0000200000\"; \
          2 events before it can be read: cut the file there with \
          `head -n 9 FILE > whole.json` and report that"
     );
-    let (line, offset) = (file.split(|byte| *byte == b'\n').nth(9).unwrap(), 1657);
+    let (line, offset) = (file.split(|byte| *byte == b'\n').nth(9).unwrap(), 1706);
     assert_eq!(&file[offset..offset + line.len()], line);
     let head = &file[..offset];
     let (events, error, truncated) = read(head);

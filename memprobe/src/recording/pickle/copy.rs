@@ -4,8 +4,8 @@ use std::io::{self, BufRead, Write};
 
 use hashbrown::HashMap;
 
+use super::history::PickledDefinitions;
 use super::machine::{DictId, Document, ListId, References, SequenceKind, Value};
-use super::stacks::PickledStacks;
 use super::writer::{PickleItems, PickleMemo, PickleWriter};
 use super::{history, machine};
 use crate::recording::RecordingError;
@@ -33,7 +33,7 @@ pub enum PickleCopyError {
 pub fn copy_pickle(input: impl BufRead, out: &mut impl Write) -> Result<(), PickleCopyError> {
     let read = || {
         let document = machine::decode(input)?;
-        history::MemoryPickle::of(&document, &mut PickledStacks::default())
+        history::MemoryPickle::of(&document, &mut PickledDefinitions::of(&document))
             .ok_or(super::PickleError::Foreign)?;
         Ok::<_, super::PickleError>(document)
     };

@@ -4,8 +4,9 @@
 //! PyTorch 2.0 has no addresses of blocks, and the stacks in `history`. Unknown keys are left out, missing ones empty.
 
 use super::machine::{DictId, Document, ListId, Value};
+use super::metadata::MetadataReader;
 use super::stacks::PickledStacks;
-use crate::event::{DeviceIndex, StackId};
+use crate::event::{DeviceIndex, PurposeId, StackId};
 
 /// Most devices of one process.
 const MAX_DEVICES: usize = 64;
@@ -33,6 +34,28 @@ pub(super) struct AllocatedBlock {
     pub size: u64,
     /// `None` if PyTorch kept none.
     pub stack: Option<StackId>,
+    pub purpose: PurposeId,
+}
+
+/// Stacks and purposes of a snapshot.
+pub(super) struct PickledDefinitions {
+    pub stacks: PickledStacks,
+    pub metadata: MetadataReader,
+}
+
+impl PickledDefinitions {
+    pub fn of(document: &Document) -> Self {
+        Self {
+            stacks: PickledStacks::default(),
+            metadata: MetadataReader::of(document),
+        }
+    }
+
+    /// Returns the stack of an event or block.
+    fn stack(&mut self, document: &Document, entry: DictId, frames: Option<ListId>) -> StackId {
+        let facts = self.metadata.stack_facts(document, entry);
+        self.stacks.of(document, frames, facts)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,18 +82,20 @@ pub(super) struct TraceEntry {
     pub time_us: Option<u64>,
     /// Stack of an allocation or error.
     pub stack: StackId,
+    /// Tensor of an allocation.
+    pub purpose: PurposeId,
 }
 
 impl MemoryPickle {
     /// Returns the snapshot in a document; `None` if the document is another.
-    pub fn of(document: &Document, stacks: &mut PickledStacks) -> Option<Self> {
+    pub fn of(document: &Document, definitions: &mut PickledDefinitions) -> Option<Self> {
         let Value::Dict(root) = document.root else {
             // `torch.cuda.memory_snapshot()` is the list of segments alone.
             let Value::List(segments) = document.root else {
                 return None;
             };
             let mut snapshot = Self::default();
-            snapshot.read_segments(document, segments, stacks)?;
+            snapshot.read_segments(document, segments, definitions)?;
             return (!snapshot.segments.is_empty()).then_some(snapshot);
         };
         let list = |key| match document.get(root, key) {
@@ -78,10 +103,10 @@ impl MemoryPickle {
             _ => None,
         };
         let mut snapshot = Self::default();
-        snapshot.read_segments(document, list("segments")?, stacks)?;
+        snapshot.read_segments(document, list("segments")?, definitions)?;
         if let Some(traces) = list("device_traces") {
             for trace in document.list(traces).iter().take(MAX_DEVICES) {
-                let entries = snapshot.entries(document, *trace, stacks);
+                let entries = snapshot.entries(document, *trace, definitions);
                 snapshot.traces.push(entries);
             }
         }
@@ -96,7 +121,7 @@ impl MemoryPickle {
         &mut self,
         document: &Document,
         segments: ListId,
-        stacks: &mut PickledStacks,
+        definitions: &mut PickledDefinitions,
     ) -> Option<()> {
         for segment in document.list(segments) {
             let Value::Dict(segment) = *segment else {
@@ -117,7 +142,7 @@ impl MemoryPickle {
                     document,
                     number(document, segment, "address")?,
                     blocks,
-                    stacks,
+                    definitions,
                 ),
             });
         }
@@ -128,7 +153,7 @@ impl MemoryPickle {
         &mut self,
         document: &Document,
         trace: Value,
-        stacks: &mut PickledStacks,
+        definitions: &mut PickledDefinitions,
     ) -> Vec<TraceEntry> {
         let Value::List(trace) = trace else {
             return Vec::new();
@@ -136,7 +161,7 @@ impl MemoryPickle {
         let entries = document.list(trace);
         let mut found = Vec::with_capacity(entries.len());
         found.extend(entries.iter().filter_map(|entry| match *entry {
-            Value::Dict(entry) => self.entry(document, entry, stacks),
+            Value::Dict(entry) => self.entry(document, entry, definitions),
             _ => None,
         }));
         found
@@ -147,7 +172,7 @@ impl MemoryPickle {
         &mut self,
         document: &Document,
         entry: DictId,
-        stacks: &mut PickledStacks,
+        definitions: &mut PickledDefinitions,
     ) -> Option<TraceEntry> {
         let action = match document.get(entry, "action") {
             Some(Value::Text(action)) => document.text(action),
@@ -168,16 +193,22 @@ impl MemoryPickle {
             }
         };
         let number = |key| number(document, entry, key);
+        let size = number("size").unwrap_or(0);
+        let purpose = match kind {
+            EntryKind::Alloc => definitions.metadata.purpose(document, entry, size),
+            _ => PurposeId::NONE,
+        };
         Some(TraceEntry {
             kind,
             address: number("addr")
                 .filter(|_| kind != EntryKind::OutOfMemory)
                 .unwrap_or(0),
-            size: number("size").unwrap_or(0),
+            size,
+            purpose,
             time_us: number("time_us"),
             stack: match kind {
                 EntryKind::Free | EntryKind::SegmentFree | EntryKind::SegmentUnmap => StackId::NONE,
-                _ => stacks.of(document, frames(document, entry)),
+                _ => definitions.stack(document, entry, frames(document, entry)),
             },
         })
     }
@@ -188,7 +219,7 @@ fn allocated(
     document: &Document,
     address: u64,
     blocks: ListId,
-    stacks: &mut PickledStacks,
+    definitions: &mut PickledDefinitions,
 ) -> Vec<AllocatedBlock> {
     let mut at = address;
     let mut found = Vec::new();
@@ -203,10 +234,12 @@ fn allocated(
         let is_allocated = matches!(state, Some(Value::Text(state)) if &**document.text(state) == "active_allocated");
         if is_allocated && size > 0 {
             let frames = frames(document, block).or_else(|| latest_frames(document, block));
+            let requested = number(document, block, "requested_size").unwrap_or(size);
             found.push(AllocatedBlock {
                 address,
                 size,
-                stack: frames.map(|frames| stacks.of(document, Some(frames))),
+                stack: frames.map(|frames| definitions.stack(document, block, Some(frames))),
+                purpose: definitions.metadata.purpose(document, block, requested),
             });
         }
     }

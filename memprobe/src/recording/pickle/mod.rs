@@ -3,24 +3,28 @@
 //! `torch.cuda.memory._snapshot()` returns the allocator's segments with their blocks, and the latest events if
 //! `_record_memory_history()` was on (torch/cuda/memory.py@v2.15.0). [`History`] has the same facts as events.
 //!
-//! Facts that PyTorch does not record are unknown: threads, modules, tensors. An event has the requested size, and a
+//! Facts that PyTorch does not record are unknown: threads, modules, tensors. memprobe's own export has them
+//! ([`metadata`]). An event has the requested size, and a
 //! block that was freed before the snapshot no other; the allocator's rounding gives its size then.
 
 mod copy;
 mod dict_keys;
 mod history;
 mod machine;
+mod metadata;
 mod stacks;
 mod timeline;
 mod writer;
 
 pub use copy::{PickleCopyError, copy_pickle};
+pub use metadata::{CALLED_BACKWARD, UNKNOWN_MODULE, WRITER_KEY};
 pub use writer::{PickleItems, PickleMemo, PickleWriter};
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead};
 
 use crate::event::{Event, TimeNs};
+use history::PickledDefinitions;
 
 /// First byte of a pickle of protocol 2 or above.
 pub const FIRST_BYTE: u8 = b'\x80';
@@ -57,6 +61,8 @@ pub struct HistoryFacts {
     pub lacks_times: bool,
     /// The snapshot has segments alone: no history was recorded.
     pub lacks_history: bool,
+    /// memprobe exported it, with modules and tensors.
+    pub is_exported: bool,
 }
 
 /// Reason why a pickle cannot be read.
@@ -85,12 +91,16 @@ pub(super) enum PickleError {
 /// If it cannot be read, is damaged, or is no memory snapshot of PyTorch.
 pub(super) fn read(input: impl BufRead) -> Result<History, PickleError> {
     let document = machine::decode(input)?;
-    let mut stacks = stacks::PickledStacks::default();
-    let snapshot = history::MemoryPickle::of(&document, &mut stacks);
+    let mut definitions = history::PickledDefinitions::of(&document);
+    let snapshot = history::MemoryPickle::of(&document, &mut definitions);
     // The largest part is needed no more.
     drop(document);
     let snapshot = snapshot.ok_or(PickleError::Foreign)?;
-    Ok(timeline::events(snapshot, stacks.without_lists()))
+    let PickledDefinitions { stacks, metadata } = definitions;
+    let is_exported = metadata.is_own;
+    let mut history = timeline::events(snapshot, stacks.without_lists(), metadata.definitions);
+    history.facts.is_exported = is_exported;
+    Ok(history)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::machine::{Document, ListId, Value};
+use super::metadata::StackFacts;
 use crate::event::{Event, Frame, NoStack, Stack, StackId, StackKind};
 use crate::recording::{MAX_FRAMES, MAX_STACKS};
 
@@ -14,21 +15,28 @@ const NATIVE_CODE: &str = "native code";
 #[derive(Debug, Default)]
 pub(super) struct PickledStacks {
     /// Events share their list of frames if they have one stack.
-    by_list: HashMap<ListId, StackId>,
+    by_list: HashMap<(ListId, StackFacts), StackId>,
     by_frames: HashMap<Arc<Stack>, StackId>,
     /// Definitions so far.
     pub definitions: Vec<Event>,
 }
 
 impl PickledStacks {
-    /// Returns the stack of an allocation with these frames.
-    pub fn of(&mut self, document: &Document, frames: Option<ListId>) -> StackId {
-        if let Some(id) = frames.and_then(|list| self.by_list.get(&list)) {
+    /// Returns the stack of an allocation with these frames and facts.
+    pub fn of(
+        &mut self,
+        document: &Document,
+        frames: Option<ListId>,
+        facts: StackFacts,
+    ) -> StackId {
+        if let Some(id) = frames.and_then(|list| self.by_list.get(&(list, facts))) {
             return *id;
         }
-        let id = self.intern(stack(document, frames));
+        let mut stack = stack(document, frames);
+        facts.add_to(document, &mut stack);
+        let id = self.intern(stack);
         if let Some(list) = frames {
-            self.by_list.insert(list, id);
+            self.by_list.insert((list, facts), id);
         }
         id
     }

@@ -23,7 +23,11 @@ const GRANULARITY: u64 = 512;
 const NO_PROCESS: Tgid = Tgid(0);
 
 /// Returns a snapshot's events, in the order of their times.
-pub(super) fn events(mut snapshot: MemoryPickle, mut stacks: PickledStacks) -> History {
+pub(super) fn events(
+    mut snapshot: MemoryPickle,
+    mut stacks: PickledStacks,
+    purposes: Vec<Event>,
+) -> History {
     let mut facts = HistoryFacts {
         host_entries: snapshot.host_entries,
         unknown_entries: snapshot.unknown_entries,
@@ -39,6 +43,7 @@ pub(super) fn events(mut snapshot: MemoryPickle, mut stacks: PickledStacks) -> H
             device: DeviceIndex(ordinal),
             totals: Totals::default(),
             stacks: &mut stacks,
+            purposes: purposes.len(),
             facts: &mut facts,
             events: &mut events,
         };
@@ -53,7 +58,8 @@ pub(super) fn events(mut snapshot: MemoryPickle, mut stacks: PickledStacks) -> H
         .filter(|event| matches!(event, Event::Memory(event) if event.action != Action::Held));
     let memory_events = memory_events.count() as u64;
     let mut events = VecDeque::from(events);
-    for definition in stacks.definitions.into_iter().rev() {
+    let definitions = purposes.into_iter().chain(stacks.definitions);
+    for definition in definitions.rev() {
         events.push_front(definition);
     }
     History {
@@ -128,6 +134,8 @@ struct Timeline<'b> {
     /// Totals after the last event.
     totals: Totals,
     stacks: &'b mut PickledStacks,
+    /// Number of definitions of purposes.
+    purposes: usize,
     facts: &'b mut HistoryFacts,
     events: &'b mut Vec<Event>,
 }
@@ -140,6 +148,7 @@ struct Step {
     size: u64,
     time_us: Option<u64>,
     stack: StackId,
+    purpose: PurposeId,
 }
 
 impl Step {
@@ -150,6 +159,7 @@ impl Step {
             size,
             time_us: entry.time_us,
             stack: entry.stack,
+            purpose: entry.purpose,
         }
     }
 }
@@ -170,7 +180,7 @@ impl Timeline<'_> {
         self.totals = totals_before(&device, &found);
         let beginning = 1 + found.remaining.len() + found.freed.len();
         // There is room for the definitions of the stacks too: to grow later would copy all events.
-        let definitions = self.stacks.definitions.len() + 1;
+        let definitions = self.stacks.definitions.len() + self.purposes + 1;
         let more = found.steps.len() + beginning + definitions;
         self.events.reserve_exact(more);
         self.push_beginning(&found);
@@ -199,15 +209,16 @@ impl Timeline<'_> {
         self.events.push(Event::AtAttach(start));
         let unknown = unknown.iter().map(|block| (block.address, block.size));
         for (address, size) in found.freed.iter().copied().chain(unknown) {
-            let event = self.event(TimeNs(0), Action::Held, address, size, StackId::NONE);
+            let unknown = (StackId::NONE, PurposeId::NONE);
+            let event = self.event(TimeNs(0), Action::Held, address, size, unknown);
             self.events.push(event);
             self.facts.before += 1;
         }
         for block in &restated {
             let allocated = self.totals.allocated.0.saturating_add(block.size);
             self.totals.allocated = Bytes(allocated);
-            let stack = block.stack.unwrap_or(StackId::NONE);
-            let event = self.event(TimeNs(0), Action::Alloc, block.address, block.size, stack);
+            let origin = (block.stack.unwrap_or(StackId::NONE), block.purpose);
+            let event = self.event(TimeNs(0), Action::Alloc, block.address, block.size, origin);
             self.events.push(event);
         }
         self.facts.restated += restated.len() as u64;
@@ -225,11 +236,11 @@ impl Timeline<'_> {
             Action::SegmentFree => reserved.0 = reserved.0.saturating_sub(step.size),
             _ => {}
         }
-        let stack = match step.action {
-            Action::Free | Action::SegmentFree => StackId::NONE,
-            _ => step.stack,
+        let origin = match step.action {
+            Action::Free | Action::SegmentFree => (StackId::NONE, PurposeId::NONE),
+            _ => (step.stack, step.purpose),
         };
-        let event = self.event(time, step.action, step.address, step.size, stack);
+        let event = self.event(time, step.action, step.address, step.size, origin);
         self.events.push(event);
     }
 
@@ -239,7 +250,7 @@ impl Timeline<'_> {
         action: Action,
         address: u64,
         size: u64,
-        stack: StackId,
+        (stack, shape): (StackId, PurposeId),
     ) -> Event {
         let is_segment = matches!(action, Action::SegmentAlloc | Action::SegmentFree);
         Event::Memory(MemoryEvent {
@@ -252,7 +263,7 @@ impl Timeline<'_> {
             device: Some(self.device),
             totals: (!is_segment).then_some(self.totals),
             stack,
-            shape: PurposeId::NONE,
+            shape,
             call: None,
         })
     }
@@ -326,6 +337,7 @@ impl Timeline<'_> {
                         size: block.size,
                         time_us,
                         stack: block.stack.unwrap_or_else(|| self.stacks.not_recorded()),
+                        purpose: block.purpose,
                     });
                 }
                 None => found.remaining.push(*block),

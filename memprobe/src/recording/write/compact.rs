@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::error::WriteError;
 use super::sources::{ReadSource, SourceCollector};
-use crate::event::Event;
+use crate::event::{Event, TimeNs};
 use crate::output::OutputFile;
 use crate::recording::compact::{
     CompactEncoder, GroupPolicy, KeyframeWriter, PlainFrame, SizeLimit, preamble,
@@ -78,6 +78,21 @@ struct WriteProgress {
     dropped: AtomicU64,
     exceeds_limit: AtomicBool,
     failed: OnceLock<WriteError>,
+}
+
+/// Older part of a recording that `--max-size` dropped.
+pub struct DroppedPart(Arc<WriteProgress>);
+
+impl DroppedPart {
+    /// Memory events of it so far.
+    pub fn events(&self) -> u64 {
+        self.0.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the live blocks alone take so much that the file is larger than its limit.
+    pub fn exceeds_limit(&self) -> bool {
+        self.0.exceeds_limit.load(Ordering::Relaxed)
+    }
 }
 
 impl FrameQueue {
@@ -196,13 +211,20 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
 
     /// Writes the end and returns the output. Returns an earlier write error again.
     pub fn finish(self, reason: EndReason) -> Result<W, WriteError> {
+        self.finish_at(reason, None)
+    }
+
+    /// Writes the end with its time and returns the output. Returns an earlier write error again.
+    pub fn finish_at(self, reason: EndReason, time: Option<TimeNs>) -> Result<W, WriteError> {
         let Self {
             mut encoder,
             queue,
             thread,
             ..
         } = self;
-        let end = encoder.end(reason, &mut |frame| queue.send(WriteJob::Frame(frame)));
+        let end = encoder.end(reason, time, &mut |frame| {
+            queue.send(WriteJob::Frame(frame))
+        });
         queue.send(WriteJob::Frame(end));
         queue.send(WriteJob::Flush);
         let FrameQueue { jobs, progress } = queue;
@@ -225,14 +247,9 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
         self.queue.progress.bytes.load(Ordering::Relaxed)
     }
 
-    /// Memory events that the file has no more.
-    pub fn dropped(&self) -> u64 {
-        self.queue.progress.dropped.load(Ordering::Relaxed)
-    }
-
-    /// Returns true if the live blocks alone take so much that the file is larger than its limit.
-    pub fn exceeds_limit(&self) -> bool {
-        self.queue.progress.exceeds_limit.load(Ordering::Relaxed)
+    /// Part that the file has no more; complete after [`Self::finish`].
+    pub fn dropped(&self) -> DroppedPart {
+        DroppedPart(Arc::clone(&self.queue.progress))
     }
 
     /// Returns an error of the other thread, once.

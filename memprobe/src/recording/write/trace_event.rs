@@ -178,13 +178,19 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes the end and returns the output. Returns an earlier write error again.
-    pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
+    pub fn finish(self, reason: EndReason) -> Result<W, WriteError> {
+        self.finish_at(reason, None)
+    }
+
+    /// Writes the end with its time and returns the output. Returns an earlier write error again.
+    pub fn finish_at(mut self, reason: EndReason, time: Option<TimeNs>) -> Result<W, WriteError> {
         for kind in [BLOCK, SEGMENT, CUDA, CPU] {
             self.end_open_slices(&kind)?;
         }
         self.repeat_counters();
         let end = EndRecord::from(&End {
             reason,
+            time,
             events: self.events,
             losses: self.losses,
         });

@@ -5,11 +5,14 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use crate::event::{DeviceIndex, Event, TimeNs};
+use crate::attribution::allocation_groups::samples::{Program, called};
+use crate::event::{DeviceIndex, Event, TimeNs, Totals};
 use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot, Timeline, TotalsPoint};
 use crate::recording::SeekableRecording;
 use crate::recording::generated::any_stream;
-use crate::recording::samples::{late_attach, on_the_cpu, small_groups, story, tensors};
+use crate::recording::samples::{
+    late_attach, newest_part, on_the_cpu, small_groups, story, tensors,
+};
 use crate::replay::*;
 
 fn recording(path: &Path) -> SeekableRecording {
@@ -187,5 +190,92 @@ fn a_recording_without_keyframes_is_read() {
         let path = folder.path().join(name);
         fs::write(&path, bytes).unwrap();
         assert!(from_keyframes(&path).is_none(), "{name}");
+    }
+}
+
+/// Live bytes and blocks of a line.
+type LiveLine = (String, u64, u64);
+
+/// Totals of each device, and its live memory by line.
+fn live(player: &Player<()>) -> Vec<(Totals, Vec<LiveLine>)> {
+    let devices = state(player).devices.into_iter().map(|device| {
+        let lines = device.lines.iter().filter(|line| line.live.0 > 0);
+        let lines = lines.map(|line| {
+            let site = format!("{:?}", line.site);
+            (site, line.live.0, line.live_blocks)
+        });
+        let mut lines: Vec<_> = lines.collect();
+        lines.sort();
+        (device.totals, lines)
+    });
+    devices.collect()
+}
+
+/// A loop that keeps a block now and then, and fails at times.
+fn growing_loop(rounds: u64) -> Vec<Event> {
+    let mut program = Program::attached_at(3 << 20);
+    let stacks: Vec<_> = (1..=6)
+        .map(|line| program.stack(called(line, "Net")))
+        .collect();
+    for round in 0..rounds {
+        let stack = stacks[round as usize % stacks.len()];
+        let block = program.alloc(stack, (round % 40 + 1) * 512);
+        if round % 500 == 0 {
+            program.fail(stack, 1 << 30);
+        }
+        if round % 200 != 0 {
+            program.free(block);
+        }
+    }
+    program.events
+}
+
+#[test]
+fn the_newest_part_of_a_recording_opens_from_its_keyframes_with_the_numbers_of_its_events() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.mprb");
+    let file = newest_part(&growing_loop(20_000), 64 << 10);
+    // With its index, and cut off before it.
+    for bytes in [&file[..], &file[..file.len() - 200]] {
+        fs::write(&path, bytes).unwrap();
+        let (mut whole, mut quick) = (whole(&path), from_keyframes(&path).expect("keyframes"));
+        assert!(quick.header.dropped.is_some());
+        assert_eq!(quick.header, whole.header);
+        let of = |player: &Player<()>| {
+            let overview = &player.overview;
+            let highest = extremes(&overview.timelines).into_iter();
+            let highest: Vec<_> = highest
+                .map(|(device, all, start, step)| (device, all.high, all.marks, start, step))
+                .collect();
+            let moments = (overview.peaks.clone(), overview.ooms.clone());
+            (
+                overview.events,
+                overview.start,
+                overview.end,
+                moments,
+                highest,
+            )
+        };
+        assert_eq!(of(&quick), of(&whole));
+        assert!(!whole.overview.ooms.is_empty());
+        assert_eq!(live(&quick), live(&whole));
+        let events = whole.overview.events;
+        assert!(events > 2000, "{events}");
+        let moments = (0..=events).step_by(97).chain(0..200);
+        for at in moments.chain((0..=events).rev().step_by(211)) {
+            whole.seek(at).unwrap();
+            quick.seek(at).unwrap();
+            assert_eq!(quick.events(), whole.events(), "at {at}");
+            assert_eq!(live(&quick), live(&whole), "at {at}");
+            let time = whole.ledger().last_event().unwrap_or_default();
+            assert_eq!(
+                quick.ledger().last_event().unwrap_or_default(),
+                time,
+                "at {at}"
+            );
+            whole.seek_time(time).unwrap();
+            quick.seek_time(time).unwrap();
+            assert_eq!(quick.events(), whole.events(), "at {time:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{DiffOptions, NamedRecording};
@@ -10,9 +11,10 @@ use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::chosen_moments::{
     ChosenMoment, FoundMoment, FoundOnDevices, MomentLedger, MomentSearch,
 };
+use crate::attribution::failures::FailureFinder;
 use crate::attribution::iterations::Iteration;
 use crate::compare::{CompareBy, MemoryByKey};
-use crate::event::{DeviceIndex, Totals};
+use crate::event::{DeviceIndex, TimeNs, Totals};
 use crate::ledger::snapshot::Site;
 use crate::recording::Reader;
 use crate::report::peak::without_numbers;
@@ -25,6 +27,9 @@ use crate::view::{clean, duration};
 pub(in crate::report) struct ComparedSide<'a> {
     pub(in crate::report) name: &'a str,
     pub(in crate::report) replay: RecordingReplay,
+    /// File, and first failed request.
+    pub(in crate::report) path: PathBuf,
+    pub(in crate::report) failures: FailureFinder,
     search: MomentSearch,
     ledger: MomentLedger,
     wanted: Vec<ChosenMoment>,
@@ -46,6 +51,8 @@ pub(in crate::report) struct SearchedRecording<'a> {
     pub(in crate::report) name: &'a str,
     pub(in crate::report) replay: RecordingReplay,
     pub(in crate::report) search: MomentSearch,
+    failures: FailureFinder,
+    path: PathBuf,
     again: Reader<BufReader<File>>,
 }
 
@@ -55,15 +62,19 @@ impl<'a> SearchedRecording<'a> {
         options: &DiffOptions,
     ) -> Result<Self, ReportError> {
         let NamedRecording { name, reader } = recording;
-        let again = reader.reopened().ok_or_else(|| {
+        let again = reader.path().map(Path::to_owned).zip(reader.reopened());
+        let (path, again) = again.ok_or_else(|| {
             ReportError::NoMoment(format!("{name}: a pipe cannot be read twice; give a file"))
         })?;
         let search = MomentSearch::new(options.iteration.clone());
-        let (replay, search) = replay::run(reader, options.grouping, search)?;
+        let analyses = (search, FailureFinder::first());
+        let (replay, (search, failures)) = replay::run(reader, options.grouping, analyses)?;
         Ok(Self {
             name,
             replay,
             search,
+            failures,
+            path,
             again,
         })
     }
@@ -78,6 +89,8 @@ impl<'a> SearchedRecording<'a> {
             name,
             replay,
             search,
+            failures,
+            path,
             again,
         } = self;
         let find = |moment: &ChosenMoment| {
@@ -99,6 +112,8 @@ impl<'a> SearchedRecording<'a> {
         Ok(ComparedSide {
             name,
             replay,
+            path,
+            failures,
             search,
             ledger,
             wanted: wanted.to_vec(),
@@ -158,20 +173,8 @@ impl<'a> ComparedSide<'a> {
         MemoryByKey::of(&memory, by, module)
     }
 
-    /// Milliseconds since 1970 of the first failed request, if the recording has the time of day.
-    pub(in crate::report) fn first_failure_ms(&self) -> Option<u64> {
-        let since = self
-            .search
-            .first_failure?
-            .0
-            .checked_sub(self.replay.header.start.0)?;
-        let start = self.replay.header.wall_start_ms?;
-        start.checked_add(since / 1_000_000)
-    }
-
-    /// Number of the iteration of the first failed request, if it was in one.
-    pub(in crate::report) fn first_failure_iteration(&self) -> Option<u64> {
-        let time = self.search.first_failure?;
+    /// Number of the iteration around a time, if there is one.
+    pub(in crate::report) fn iteration_at(&self, time: TimeNs) -> Option<u64> {
         let table = self.search.categories.iterations();
         let mut rows = table.rows.iter().filter(|row| row.is_numbered());
         let row = rows.find(|row| (row.begin..=row.end).contains(&time))?;

@@ -1,5 +1,7 @@
 //! Comparison of many ranks in the same iteration: their peaks, and what one has more of than another.
 
+mod first_failure;
+mod rank_end;
 mod table;
 
 use std::collections::BTreeMap;
@@ -10,12 +12,15 @@ use super::document::{self, TableReport};
 use super::preamble::warnings;
 use super::{Outcome, ReportError, ReportOptions};
 use crate::attribution::chosen_moments::ChosenMoment;
+use crate::attribution::failures::AllocationFailure;
 use crate::compare::ranks::{RankExtreme, common_iteration, imbalance};
 use crate::compare::{CompareBy, MemoryByKey};
 use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Totals};
+use crate::view::clean;
 use crate::view::table::{Cell, Column, Page, Table};
-use crate::view::{clean, counted};
+pub(in crate::report) use first_failure::{JobFailures, push_sentences};
+pub(in crate::report) use rank_end::RankEnd;
 pub use table::RankRow;
 
 /// Tables of the imbalance, in order.
@@ -23,6 +28,8 @@ const TABLES: [CompareBy; 3] = [CompareBy::Line, CompareBy::Module, CompareBy::C
 
 /// A device of a rank.
 pub struct RankDevice {
+    /// Place of its recording among all.
+    place: usize,
     /// Such as `rank 3`, or the name of the file.
     name: String,
     recording: String,
@@ -35,13 +42,24 @@ pub struct RankDevice {
     /// Totals at the compared moment.
     then: Totals,
     ooms: u64,
-    /// Milliseconds since 1970 of the first out-of-memory error, if the recording has the time of day.
-    failed_ms: Option<u64>,
-    /// Iteration of the first out-of-memory error, if it was in one.
-    failed_in: Option<u64>,
+    /// First failed request on this device.
+    failure: Option<RankFailure>,
+    /// Totals at the first failure of all ranks, if they are known.
+    at_failure: Option<Totals>,
     /// Allocated bytes at the peak of each iteration, by number.
     pub iterations: BTreeMap<u64, u64>,
     sums: Vec<MemoryByKey>,
+}
+
+/// First failed request of a device of a rank.
+struct RankFailure {
+    found: AllocationFailure,
+    /// Nanoseconds after the common start; `None` without one.
+    since_start: Option<u64>,
+    /// Milliseconds since 1970, if the recording has the time of day.
+    wall_ms: Option<u64>,
+    /// Its iteration, if it was in one.
+    iteration: Option<u64>,
 }
 
 /// Ranks at the same iteration.
@@ -50,6 +68,7 @@ pub struct RankComparison<'a> {
     /// `None` if the ranks are compared each at its own peak.
     iteration: Option<u64>,
     pub warnings: Vec<String>,
+    failures: JobFailures,
     options: &'a ReportOptions,
 }
 
@@ -95,14 +114,17 @@ impl<'a> RankComparison<'a> {
             ranks: Vec::new(),
             iteration,
             warnings: Vec::new(),
+            failures: JobFailures::default(),
             options,
         };
-        let mut outcomes = Vec::new();
+        let (mut outcomes, mut ends) = (Vec::new(), Vec::new());
         for recording in searched {
             let side = recording.at(&[moment], &reading)?;
             outcomes.push(side.replay.outcome());
-            comparison.add(&side);
+            comparison.add(&side, ends.len());
+            ends.push(rank_end(side));
         }
+        comparison.note_failures(JobFailures::read(ends));
         Ok((comparison, outcomes))
     }
 }
@@ -123,6 +145,19 @@ fn fullest(searched: &[SearchedRecording<'_>]) -> Option<u64> {
     common_iteration(&peaks.collect::<Vec<_>>())
 }
 
+fn rank_end(side: ComparedSide<'_>) -> RankEnd {
+    let time = side
+        .failures
+        .found
+        .as_ref()
+        .map(|failure| failure.event.time);
+    let iteration = time.and_then(|time| side.iteration_at(time));
+    let path = Some(&*side.path);
+    let mut end = RankEnd::of(side.name, path, &side.replay, side.failures);
+    end.iteration = iteration;
+    end
+}
+
 /// `rank 3` for `rank3-1234-train.mprb`, else the name itself.
 fn rank_name(file: &str) -> String {
     let digits = file.strip_prefix("rank").map(|rest| {
@@ -136,7 +171,8 @@ fn rank_name(file: &str) -> String {
 }
 
 impl RankComparison<'_> {
-    fn add(&mut self, side: &ComparedSide<'_>) {
+    /// Adds the devices of a recording, by its place among all.
+    fn add(&mut self, side: &ComparedSide<'_>, place: usize) {
         let snapshot = &side.replay.snapshot;
         let warnings = warnings(&side.replay).into_iter();
         let name = clean(side.name);
@@ -157,6 +193,7 @@ impl RankComparison<'_> {
                 ));
             }
             self.ranks.push(RankDevice {
+                place,
                 name: rank_name(side.name),
                 recording: side.name.to_owned(),
                 device: *index,
@@ -165,36 +202,42 @@ impl RankComparison<'_> {
                 peak: device.map_or(Totals::default(), |device| device.peak),
                 then: found.moment.totals,
                 ooms: device.map_or(0, |device| device.ooms),
-                failed_ms: side.first_failure_ms(),
-                failed_in: side.first_failure_iteration(),
+                failure: None,
+                at_failure: None,
                 iterations: side.iteration_peaks(*index),
                 sums: sums.into(),
             });
         }
     }
 
-    /// The first rank to fail, or the one that is nearest to it.
-    pub fn verdict(&self) -> String {
-        let failed = self.ranks.iter().filter(|rank| rank.ooms > 0);
-        let failed: Vec<&RankDevice> = failed.collect();
-        let timed = failed.iter().filter(|rank| rank.failed_ms.is_some());
-        let first = timed.min_by_key(|rank| rank.failed_ms);
-        match (first, &failed[..]) {
-            (Some(first), [_]) => format!("{} alone ran out of memory.", label(first)),
-            (Some(first), all) if all.iter().all(|rank| rank.failed_ms.is_some()) => format!(
-                "{} was the first of {} to run out of memory.",
-                label(first),
-                counted(all.len() as u64, "rank")
-            ),
-            (_, [_, ..]) => {
-                let names: Vec<String> = failed.iter().map(|rank| label(rank)).collect();
-                format!(
-                    "Out of memory: {}. The recordings do not tell which was first.",
-                    names.join(", ")
-                )
-            }
-            _ => self.nearest_to_failure(),
+    /// Adds the first failures of the devices, and their memory at the first of all.
+    fn note_failures(&mut self, failures: JobFailures) {
+        for rank in &mut self.ranks {
+            let end = &failures.ends[rank.place];
+            rank.at_failure = failures.totals_then(rank.place, rank.device);
+            let failure = end.failure.as_ref();
+            let failure = failure.filter(|_| end.failed_on(rank.device));
+            rank.failure = failure.map(|found| RankFailure {
+                found: found.clone(),
+                since_start: failures.since_start(rank.place, found.event.time),
+                wall_ms: end.failed_ms(),
+                iteration: end.iteration,
+            });
         }
+        self.failures = failures;
+    }
+
+    /// The first rank to fail, with its request, or the one that is nearest to it.
+    pub fn verdict(&self) -> String {
+        self.sentences().join(" ")
+    }
+
+    fn sentences(&self) -> Vec<String> {
+        let mut sentences = self.failures.sentences();
+        if !self.failures.any() {
+            sentences.insert(0, self.nearest_to_failure());
+        }
+        sentences
     }
 
     /// The rank with the least memory left, or with the most reserved bytes if a capacity is unknown.
@@ -279,14 +322,14 @@ impl RankComparison<'_> {
 
 /// Such as `rank 3 (cuda:0)`.
 pub fn label(rank: &RankDevice) -> String {
-    format!("{} ({})", clean(&rank.name), rank.device)
+    first_failure::label(&rank.name, Some(rank.device))
 }
 
 impl TableReport for RankComparison<'_> {
     type Row = RankRow;
 
     fn text(&self, page: &mut Page) {
-        page.strong(&self.verdict());
+        push_sentences(page, &self.sentences());
         self.warnings
             .iter()
             .for_each(|warning| page.warning(&format!("warning: {warning}")));
@@ -314,6 +357,7 @@ impl TableReport for RankComparison<'_> {
         });
         Cell::Object(vec![
             ("verdict", self.verdict().into()),
+            ("first_failure", self.failures.cell()),
             ("iteration", self.iteration.into()),
             (
                 "warnings",

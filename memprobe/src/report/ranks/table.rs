@@ -1,8 +1,9 @@
 //! Rows of the imbalance of ranks, and the table of ranks.
 
-use super::RankDevice;
+use super::{RankDevice, RankFailure};
 use crate::compare::ranks::{ImbalanceRow, RankBytes};
 use crate::compare::{CompareBy, ComparedKey, MemoryByKey};
+use crate::ledger::snapshot::Site;
 use crate::report::RowLimit;
 use crate::report::cells;
 use crate::report::difference::keys::{
@@ -139,6 +140,19 @@ fn sum(rows: Vec<RankRow>, noun: &str) -> Option<RankRow> {
     })
 }
 
+fn failure<'a>(row: &&'a RankDevice) -> Option<&'a RankFailure> {
+    row.failure.as_ref()
+}
+
+fn failed_site<'a>(row: &&'a RankDevice) -> Option<&'a Site> {
+    Some(&failure(row)?.found.site)
+}
+
+fn since_start(row: &&RankDevice) -> Cell<'static> {
+    let since = failure(row).and_then(|failure| failure.since_start);
+    since.map_or(Cell::Unknown, Cell::Nanoseconds)
+}
+
 pub(super) fn ranks(ranks: &[RankDevice]) -> Table<&RankDevice> {
     let columns: Vec<Column<&RankDevice>> = columns![|row: &RankDevice|
         text("rank", "RANK") => &*row.name,
@@ -150,8 +164,15 @@ pub(super) fn ranks(ranks: &[RankDevice]) -> Table<&RankDevice> {
         data("allocated") => row.then.allocated,
         data("reserved") => row.then.reserved,
         number("ooms", "OUT OF MEMORY") => Cell::Count(row.ooms),
-        data("first_oom_ms") => row.failed_ms,
-        number("first_oom_iteration", "IN ITERATION").priority(1) => row.failed_in,
+        number("first_oom_ns", "FIRST").priority(1) => since_start(row),
+        data("first_oom_ms") => failure(row).and_then(|failure| failure.wall_ms),
+        number("first_oom_bytes", "REQUEST").priority(1) => failure(row).map(|failure| failure.found.event.size),
+        data("first_oom_file") => cells::file(failed_site(row)),
+        data("first_oom_line") => cells::line(failed_site(row)),
+        data("first_oom_function") => cells::function(failed_site(row)),
+        number("first_oom_iteration", "IN ITERATION").priority(2) => failure(row).and_then(|failure| failure.iteration),
+        number("allocated_at_failure", "AT FAILURE").priority(1) => row.at_failure.map(|totals| totals.allocated),
+        data("reserved_at_failure") => row.at_failure.map(|totals| totals.reserved),
         text("recording", "RECORDING") => &*row.recording,
     ]
     .into();

@@ -1,6 +1,5 @@
 use super::*;
 use crate::attribution::allocation_groups::samples::{Program, called};
-use crate::event::{Action, Event};
 use crate::recording::Reader;
 use crate::recording::samples::compact_recording;
 use crate::report::ReportFormat;
@@ -80,12 +79,8 @@ fn the_bytes_of_each_table_add_up_for_every_rank() {
 #[test]
 fn the_rank_that_ran_out_of_memory_is_named() {
     let mut failing = rank(&[(10, 4)]);
-    let last = failing.events.last().cloned().expect("an event");
-    let Event::Memory(mut error) = last else {
-        panic!("{last:?}")
-    };
-    (error.action, error.addr.0, error.size.0) = (Action::OutOfMemory, 0, 99 * MIB);
-    failing.events.push(Event::Memory(error));
+    let stack = failing.stack(called(40, "Net"));
+    failing.fail(stack, 99 * MIB);
     let text = compare(&[rank(&[(10, 5)]), failing], ReportFormat::Text);
     assert!(
         text.starts_with("rank 1 (cuda:0) alone ran out of memory."),

@@ -1,0 +1,243 @@
+//! Facts that memprobe's own export adds to a snapshot: modules, tensors, nodes and threads, in `user_metadata`.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::machine::{DictId, Document, TextId, Value};
+use crate::event::tensors::DType;
+use crate::event::{
+    BlockPurpose, BlockPurposes, Bytes, Event, Frame, Module, NoStack, Node, PurposeId, PurposeIds,
+    Stack, StackKind, TensorSpec,
+};
+use crate::recording::MAX_DIMENSIONS;
+
+/// Key of a snapshot that memprobe wrote, with its version. PyTorch has none of this name.
+pub const WRITER_KEY: &str = "memprobe";
+
+/// Module of an allocation in a module whose path is unknown.
+pub const UNKNOWN_MODULE: &str = "(unknown)";
+
+/// End of the name of a thread whose stack is the call of `backward()`.
+pub const CALLED_BACKWARD: &str = "; the stack called backward()";
+
+/// Facts on the stack of an allocation, beside its frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct StackFacts {
+    module: Option<TextId>,
+    node: Option<TextId>,
+    /// Line of the operation that made the node.
+    operation: Option<TextId>,
+    thread: Option<TextId>,
+}
+
+/// Reads the metadata of a snapshot that memprobe wrote; of others there is none.
+#[derive(Debug, Default)]
+pub(super) struct MetadataReader {
+    /// True if memprobe wrote the snapshot.
+    pub is_own: bool,
+    ids: PurposeIds,
+    by_text: HashMap<(TextId, u64), PurposeId>,
+    /// Definitions of the purposes so far.
+    pub definitions: Vec<Event>,
+}
+
+impl MetadataReader {
+    pub fn of(document: &Document) -> Self {
+        let is_own = match document.root {
+            Value::Dict(root) => document.get(root, WRITER_KEY).is_some(),
+            _ => false,
+        };
+        Self {
+            is_own,
+            ..Self::default()
+        }
+    }
+
+    /// Facts on the stack of an event or block.
+    pub fn stack_facts(&self, document: &Document, entry: DictId) -> StackFacts {
+        let Some(metadata) = self.metadata(document, entry) else {
+            return StackFacts::default();
+        };
+        let text = |key| text(document, metadata, key);
+        StackFacts {
+            module: text("module"),
+            node: text("autograd node"),
+            operation: text("operation at"),
+            thread: text("thread"),
+        }
+    }
+
+    /// Tensor of an event or block of so many requested bytes.
+    pub fn purpose(&mut self, document: &Document, entry: DictId, requested: u64) -> PurposeId {
+        let metadata = self.metadata(document, entry);
+        let Some(written) = metadata.and_then(|it| text(document, it, "tensor")) else {
+            return PurposeId::NONE;
+        };
+        if let Some(known) = self.by_text.get(&(written, requested)) {
+            return *known;
+        }
+        // All definitions come first: the ledger would forget the first ones of more.
+        if self.definitions.len() >= BlockPurposes::MOST {
+            return PurposeId::NONE;
+        }
+        let Some(tensor) = parse_tensor(document.text(written), requested) else {
+            return PurposeId::NONE;
+        };
+        let (id, definition) = self.ids.intern(BlockPurpose::Tensor(tensor));
+        let definition = definition.map(|purpose| Event::BlockPurpose(id, purpose));
+        self.definitions.extend(definition);
+        self.by_text.insert((written, requested), id);
+        id
+    }
+
+    fn metadata(&self, document: &Document, entry: DictId) -> Option<DictId> {
+        match document
+            .get(entry, "user_metadata")
+            .filter(|_| self.is_own)?
+        {
+            Value::Dict(metadata) => Some(metadata),
+            _ => None,
+        }
+    }
+}
+
+impl StackFacts {
+    /// Adds the facts to a stack.
+    pub fn add_to(self, document: &Document, stack: &mut Stack) {
+        let module = match self.module.map(|module| document.text(module)) {
+            None => Module::Outside,
+            Some(module) if &**module == UNKNOWN_MODULE => Module::Unknown,
+            Some(module) => Module::Called(Arc::clone(module)),
+        };
+        stack.context.module = module.clone();
+        if let Some(node) = self.node {
+            let operation = self.operation.map(|text| document.text(text));
+            let operation = operation.and_then(|text| parse_frame(text));
+            // The memory of a node counts under the module of its operation.
+            let is_known = operation.is_some() || module != Module::Unknown;
+            let mut forward = Stack::new(StackKind::Python, operation.into_iter().collect(), false);
+            forward.context.module = module;
+            stack.context.node = Some(Arc::new(Node {
+                name: Arc::clone(document.text(node)),
+                forward: is_known.then(|| Arc::new(forward)),
+            }));
+        }
+        let Some(thread) = self.thread else { return };
+        let thread = document.text(thread);
+        match (&stack.kind, thread.strip_suffix(CALLED_BACKWARD)) {
+            (StackKind::Python, Some(thread)) => {
+                let thread = thread.into();
+                stack.kind = StackKind::Waiting { thread };
+            }
+            (StackKind::Unknown { .. }, None) => {
+                if let Some((thread, reason)) = thread.rsplit_once(": ")
+                    && let Ok(reason) = reason.parse::<NoStack>()
+                {
+                    let thread = thread.into();
+                    stack.kind = StackKind::Unknown { thread, reason };
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn text(document: &Document, of: DictId, key: &str) -> Option<TextId> {
+    match document.get(of, key) {
+        Some(Value::Text(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// Parses `/home/me/train.py:31 step`, as the export writes it.
+fn parse_frame(text: &str) -> Option<Frame> {
+    let (place, function) = text.rsplit_once(' ')?;
+    let (file, line) = place.rsplit_once(':')?;
+    Some(Frame {
+        file: file.into(),
+        line: line.parse().ok()?,
+        function: function.into(),
+        library: None,
+    })
+}
+
+/// Parses `(32, 1024) float32`, as the export writes it.
+fn parse_tensor(text: &str, requested: u64) -> Option<TensorSpec> {
+    let (sizes, dtype) = text.strip_prefix('(')?.split_once(") ")?;
+    let mut words: Vec<&str> = sizes
+        .trim_end_matches(',')
+        .split(", ")
+        .filter(|word| !word.is_empty())
+        .collect();
+    let more = u32::from(words.last() == Some(&"…"));
+    words.truncate(words.len() - more as usize);
+    if words.len() > MAX_DIMENSIONS {
+        return None;
+    }
+    let sizes = words.into_iter().map(|word| word.parse().ok());
+    Some(TensorSpec {
+        sizes: sizes.collect::<Option<_>>()?,
+        more,
+        dtype: DType::parse(dtype)?,
+        requested: (more == 0).then_some(Bytes(requested)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tensors_of_the_export_are_read_back() {
+        for (sizes, more) in [
+            (vec![], 0),
+            (vec![7], 0),
+            (vec![32, 1024], 0),
+            (vec![2, 2, 2], 1),
+        ] {
+            let spec = TensorSpec {
+                sizes,
+                more,
+                dtype: DType::FLOAT32,
+                requested: (more == 0).then_some(Bytes(77)),
+            };
+            let text = format!("{spec} {}", spec.dtype);
+            assert_eq!(parse_tensor(&text, 77), Some(spec), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_read_back() {
+        let frame = parse_frame("/home/my models/a:b.py:31 <lambda>").expect("a line");
+        assert_eq!((&*frame.file, frame.line), ("/home/my models/a:b.py", 31));
+        assert_eq!(&*frame.function, "<lambda>");
+        for text in [
+            "",
+            "train.py",
+            "train.py:x step",
+            "train.py:? step",
+            "main (libtrain.so)",
+        ] {
+            assert_eq!(parse_frame(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_no_tensors() {
+        for text in [
+            "",
+            "(",
+            "() ",
+            "(1 float32",
+            "(1,) nothing",
+            "(-1,) float32",
+            "(99999999999999999999999,) float32",
+            "a workspace (cublasCreate, libcublas.so)",
+        ] {
+            assert_eq!(parse_tensor(text, 1), None, "{text}");
+        }
+        let many = format!("({}) float32", vec!["1"; 5000].join(", "));
+        assert_eq!(parse_tensor(&many, 1), None);
+    }
+}

@@ -73,6 +73,16 @@ static void let_sleep(int at)
     allocations[at].awake = 0;
 }
 
+/* Called with each allocation: device, size, address, place; and with the address of each free. */
+static void (*on_malloc)(int device, size_t size, pointer address, int place);
+static void (*on_free)(pointer address);
+
+EXPORT void sleeping_tell(void (*malloc_call)(int, size_t, pointer, int), void (*free_call)(pointer))
+{
+    on_malloc = malloc_call;
+    on_free = free_call;
+}
+
 EXPORT void *sleeping_malloc(size_t size, int device, void *stream)
 {
     (void)stream;
@@ -90,6 +100,8 @@ EXPORT void *sleeping_malloc(size_t size, int device, void *stream)
             allocations[at].size = 0;
             return NULL;
         }
+        if (on_malloc)
+            on_malloc(device, whole, allocations[at].address, at);
         return (void *)(uintptr_t)allocations[at].address;
     }
     return NULL;
@@ -101,6 +113,8 @@ EXPORT void sleeping_free(void *memory, size_t size, int device, void *stream)
     for (int at = 0; at < MOST; at++) {
         if (!allocations[at].size || allocations[at].address != (uintptr_t)memory)
             continue;
+        if (on_free)
+            on_free(allocations[at].address);
         let_sleep(at);
         cuMemAddressFree(allocations[at].address, allocations[at].size);
         allocations[at].size = 0;

@@ -586,3 +586,31 @@ fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
         assert_eq!(by_it.count(), 52);
     }
 }
+
+#[test]
+fn memory_of_another_process_is_counted_without_a_size() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for cuda in Cuda::build_each() {
+        for cudart in [Cudart::Dynamic, Cudart::Static] {
+            let program = cuda.program("imported", cudart, &[]);
+            let seen = Seen::of(&environment, &cuda, &program);
+            assert_eq!(live(&seen.events, seen.truth.keys()), seen.truth);
+            let kinds = seen.owners["kinds"].as_array().expect("totals by kind");
+            let figures = |kind: &str| {
+                let row = kinds.iter().find(|row| row["space"] == kind);
+                let row = row.unwrap_or_else(|| panic!("{kind}: {kinds:#?}"));
+                let keys = ["bytes", "peak", "blocks", "allocs"];
+                keys.map(|key| row[key].as_u64())
+            };
+            let own = seen.truth["device"];
+            let device = [Some(own), Some(own), Some(1), Some(1)];
+            assert_eq!(figures("device"), device, "{cudart:?}");
+            // Opened by three calls that were the first of their kind; the size is the exporter's to know.
+            let imported = [None, None, Some(2), Some(3)];
+            assert_eq!(figures("imported"), imported, "{cudart:?}");
+            assert_eq!(seen.report["devices"][0]["allocated"], own);
+        }
+    }
+}

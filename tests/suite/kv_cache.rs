@@ -23,6 +23,9 @@ struct Truth {
     cached: u64,
     free: u64,
     reserved: u64,
+    /// Slots of pages that are not full.
+    #[serde(default)]
+    slack: u64,
 }
 
 /// A server that serves some requests at each signal of the test.
@@ -36,9 +39,13 @@ struct Server {
 
 impl Server {
     fn start(pytorch: &PyTorch, arguments: &[&str]) -> Self {
+        Self::start_program("kv_server.py", pytorch, arguments)
+    }
+
+    fn start_program(program: &str, pytorch: &PyTorch, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = pytorch.command();
-        command.args(["kv_server.py", "--folder"]);
+        command.args([program, "--folder"]);
         command.arg(folder.path()).args(arguments);
         let mut program = Background::start(&mut command);
         let line = program.wait_for("PID ");
@@ -141,6 +148,79 @@ fn requests_have_the_blocks_that_the_program_counts() {
                 &document(&environment, server.pid, &["--nonblocking"]),
                 &truth,
             );
+        }
+    }
+}
+
+/// Slots, layers with keys and values, and bytes of a slot in each of them, of `token_server.py`.
+const SLOTS: u64 = 8192;
+const SLOT_BYTES: u64 = 3 * 2 * (2 * 32 * 2);
+
+/// Compares the slots of a pool with the program's account, and its rows with the bytes of the tensors.
+fn compare_slots(document: &Value, truth: &Truth, has_counts: bool) {
+    assert_eq!(document["kv_cache"].get("gap"), None, "{document:#}");
+    let pool = &document["kv_cache"]["pools"][0];
+    let requests = pool["requests"].as_array().expect("requests").iter();
+    let requests: BTreeMap<String, (u64, u64)> = requests
+        .map(|request| {
+            let id = request["id"].as_str().expect("an id").to_owned();
+            (id, (number(&request["own"]), number(&request["shared"])))
+        })
+        .collect();
+    assert_eq!(requests, truth.requests);
+    let keys = [
+        "shared",
+        "cached",
+        "free",
+        "reserved",
+        "unclaimed",
+        "undivided",
+    ];
+    let counts = keys.map(|key| number(&pool[key]));
+    let (free, reserved) = (truth.free, truth.reserved);
+    let expected = match has_counts {
+        true => [truth.shared, truth.cached, free, reserved, truth.slack, 0],
+        false => {
+            let undivided = truth.shared + truth.cached + truth.slack;
+            [0, 0, free, reserved, 0, undivided]
+        }
+    };
+    assert_eq!(counts, expected);
+    let rows = document["kv_rows"].as_array().expect("rows");
+    for row in rows.iter().filter(|row| row["usage"] == "request") {
+        let (own, _) = truth.requests[row["request"].as_str().expect("an id")];
+        assert_eq!(number(&row["bytes"]), own * SLOT_BYTES, "{row}");
+    }
+    let sum: u64 = rows.iter().map(|row| number(&row["bytes"])).sum();
+    let tensors = document["tensors"].as_array().expect("tensors").iter();
+    let caches = tensors.filter(|row| row["kind"] == "kv_cache");
+    let held: u64 = caches.map(|row| number(&row["allocated"])).sum();
+    assert_eq!(sum, held);
+    assert!(held >= (SLOTS + truth.reserved) * SLOT_BYTES);
+}
+
+#[test]
+fn requests_have_the_token_slots_that_the_program_counts() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        for (seed, tree, page) in [
+            ("1", "unified", "1"),
+            ("2", "unified", "16"),
+            ("3", "single", "1"),
+            ("4", "rust", "16"),
+            ("5", "none", "16"),
+        ] {
+            let options = ["--seed", seed, "--tree", tree, "--page", page];
+            let mut server = Server::start_program("token_server.py", pytorch, &options);
+            for _ in 0..2 {
+                let truth = server.serve();
+                assert!(truth.requests.len() > 5, "{truth:?}");
+                assert_eq!(truth.shared > 0, tree != "none", "{truth:?}");
+                let document = document(&environment, server.pid, &[]);
+                compare_slots(&document, &truth, tree != "rust");
+            }
         }
     }
 }

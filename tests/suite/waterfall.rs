@@ -42,6 +42,8 @@ struct Truth {
     active: i64,
     inactive_split: i64,
     backed_by_pools: i64,
+    /// Bytes of the pools by tag; empty without tags.
+    by_tag: BTreeMap<String, i64>,
     /// Address, size and pool.
     segments: Vec<(u64, i64, (u64, u64))>,
 }
@@ -238,6 +240,18 @@ impl Owners {
     fn sum(&self, owner: &str) -> i64 {
         let rows = self.rows().iter().filter(|row| row["owner"] == owner);
         rows.map(|row| row["bytes"].as_i64().expect("bytes")).sum()
+    }
+
+    /// Bytes that sleep by tag; the empty one stands for memory whose tag is not known.
+    fn asleep_by_tag(&self) -> BTreeMap<String, i64> {
+        let mut rows = self.rows().iter();
+        rows.find(|row| row["owner"] == "asleep");
+        let mut sums = BTreeMap::new();
+        for line in rows.take_while(|row| row["owner"] == "line") {
+            let tag = line["tag"].as_str().unwrap_or_default().to_owned();
+            *sums.entry(tag).or_default() -= line["bytes"].as_i64().expect("bytes");
+        }
+        sums
     }
 
     /// Bytes by the file name of the library.
@@ -474,6 +488,44 @@ fn pools_that_sleep_or_wake_after_a_late_attach_agree_with_the_driver() {
         assert_eq!(owners.sum("process"), truth.used);
         let difference = CONTEXT + unseen - truth.asleep();
         assert_eq!(owners.sum("before_attach"), difference);
+    }
+}
+
+#[test]
+fn memory_that_sleeps_has_the_tag_that_the_program_gave_it() {
+    let Some(stage) = Stage::set() else { return };
+    let pools = stage.pools();
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut program = stage.start(pytorch, &["--pools", &pools, "--tags"], &[]);
+        let mut recording = program.record("tags.mprb");
+        program.enter("awake");
+        let pid = program.target.pid().to_string();
+        let truth = program.enter("asleep");
+        let screen = program.screen(&["attach", &pid]);
+        // The objects are read after memory went to sleep.
+        recording.wait_for("have a tag of the program");
+        let owners = program.owners(recording, "tags.mprb");
+        owners.assert_allocator(&truth, "with tags");
+        assert_eq!(truth.by_tag.len(), 2, "{truth:?}");
+        assert_eq!(owners.asleep_by_tag(), truth.by_tag);
+        let file = program.path("tags.mprb");
+        let replay = program.screen(&["replay", file.to_str().expect("a path")]);
+        replay.wait_for("tag kv_cache, ");
+        // Memory that sleeps at attach is not seen; after it woke up and slept again it is.
+        screen.wait_for(" probes ok");
+        program.enter("awake_again");
+        program.enter("asleep_again");
+        screen.wait_for("tag weights, ");
+    }
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut program = stage.start(pytorch, &["--pools", &pools], &[]);
+        let mut recording = program.record("untagged.mprb");
+        program.enter("awake");
+        let truth = program.enter("asleep");
+        recording.wait_for("the tags of memory that sleeps are not known");
+        let owners = program.owners(recording, "untagged.mprb");
+        let unknown = BTreeMap::from([(String::new(), truth.asleep())]);
+        assert_eq!(owners.asleep_by_tag(), unknown);
     }
 }
 

@@ -7,6 +7,7 @@ writes its own account to `PHASE.json`, prints `AT PHASE` and waits for a file w
 
 import argparse
 import ctypes
+import dataclasses
 import gc
 import json
 import os
@@ -27,7 +28,7 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def account(library):
+def account(library, tagging):
     free, total = torch.cuda.mem_get_info()
     stats = torch.cuda.memory_stats()
     return {
@@ -39,6 +40,7 @@ def account(library):
         "active": stats["active_bytes.all.current"],
         "inactive_split": stats["inactive_split_bytes.all.current"],
         "backed_by_pools": library.sleeping_backed() if library else 0,
+        "by_tag": tagging.by_tag(),
         "segments": [
             [segment["address"], segment["total_size"], list(segment["segment_pool_id"])]
             for segment in torch.cuda.memory_snapshot()
@@ -62,13 +64,61 @@ def use_libraries(owners):
         assert call(int(size)) == 0, owner
 
 
-def fill_pools(path, functions):
+@dataclasses.dataclass
+class AllocationData:
+    """What vLLM keeps of an allocation (vllm/device_allocator/__init__.py@e5337d9)."""
+
+    handle: tuple[int, int, int, int]
+    tag: str
+    cpu_backup_tensor: torch.Tensor | None = None
+
+
+class TaggingAllocator:
+    """Tags of allocations in the shape of vLLM's (vllm/device_allocator/cumem.py@010c211, `CuMemAllocator`)."""
+
+    def __init__(self, path):
+        self.pointer_to_data = {}
+        self.current_tag = "default"
+        self.allocator_and_pools = {}
+        self.python_malloc_callback = MALLOC(self._allocated)
+        self.python_free_callback = FREE(self._freed)
+        ctypes.CDLL(path).sleeping_tell(self.python_malloc_callback, self.python_free_callback)
+
+    def _allocated(self, device, size, address, place):
+        self.pointer_to_data[address] = AllocationData((device, size, address, place), self.current_tag)
+
+    def _freed(self, address):
+        self.pointer_to_data.pop(address)
+
+    def by_tag(self):
+        sums = {}
+        for data in self.pointer_to_data.values():
+            sums[data.tag] = sums.get(data.tag, 0) + data.handle[1]
+        return sums
+
+
+MALLOC = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t, ctypes.c_ulonglong, ctypes.c_int)
+FREE = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong)
+
+
+class Untagged:
+    """Nobody keeps tags."""
+
+    current_tag = None
+
+    def by_tag(self):
+        return {}
+
+
+def fill_pools(path, functions, tagging):
     """Two pools over memory of the library, and PyTorch's own pools beside them."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, *functions)
     pools = [torch.cuda.MemPool(allocator.allocator()) for _ in range(2)]
     kept = [allocator, *pools]
+    tagging.current_tag = "weights"
     with torch.cuda.use_mem_pool(pools[0]):
         weights = [block(size) for size in (30 * MIB, 5 * MIB, 700_000)]
+    tagging.current_tag = "kv_cache"
     with torch.cuda.use_mem_pool(pools[1]):
         cache = [block(64 * MIB), block(12 * MIB)]
     del cache[1]
@@ -81,6 +131,7 @@ def main():
     parser.add_argument("--owner", action="append", default=[])
     parser.add_argument("--pools", help="library with the allocator of the pools")
     parser.add_argument("--functions", default="sleeping_malloc,sleeping_free")
+    parser.add_argument("--tags", action="store_true", help="tag the allocations of the pools, as vLLM does")
     parser.add_argument("--until", choices=PHASES)
     options = parser.parse_args()
     at = lambda name: os.path.join(options.folder, name)
@@ -91,9 +142,11 @@ def main():
     kept = [block(size) for size in (1000, 24 * MIB, 5 * MIB, 3 * MIB)]
     del kept[2]
     use_libraries(options.owner)
-    library, pools = None, []
+    library, pools, tagging = None, [], Untagged()
     if options.pools:
-        pools = fill_pools(options.pools, options.functions.split(","))
+        if options.tags:
+            tagging = TaggingAllocator(options.pools)
+        pools = fill_pools(options.pools, options.functions.split(","), tagging)
         library = ctypes.CDLL(options.pools)
         library.sleeping_backed.restype = ctypes.c_size_t
     for number, phase in enumerate(PHASES):
@@ -109,7 +162,7 @@ def main():
                 del pools[0][2]
             gc.collect()
             torch.cuda.empty_cache()
-        write(at(phase + ".json"), account(library))
+        write(at(phase + ".json"), account(library, tagging))
         print("AT", phase, flush=True)
         if phase == options.until:
             # The last readings of the driver and the allocator are of this phase.

@@ -1,6 +1,7 @@
 //! Reserved memory that sleeps: the allocator counts it, but its owner gave it back to CUDA.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::segments::SegmentMap;
 use crate::event::{Bytes, DeviceIndex};
@@ -11,25 +12,40 @@ use crate::ledger::{Ledger, SegmentMemory, SiteRef};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SleepingMemory {
     pub bytes: Bytes,
-    /// Line that got most of it, and its bytes; `None` if no line is known.
-    pub line: Option<(Site, Bytes)>,
+    /// Line and tag with most of it; `None` if no line is known.
+    pub largest: Option<SleepingLine>,
+}
+
+/// Memory of a line that sleeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SleepingLine {
+    pub site: Site,
+    /// Tag that the program gave it; `None` if it is not known.
+    pub tag: Option<Arc<str>>,
+    pub bytes: Bytes,
 }
 
 /// Returns the memory of a device that sleeps; `None` if there is none.
 pub fn asleep(ledger: &Ledger, device: DeviceIndex, grouping: Grouping) -> Option<SleepingMemory> {
     let mut bytes = 0;
-    let mut lines: HashMap<SiteRef, u64> = HashMap::new();
+    let mut lines: HashMap<(SiteRef, Option<Arc<str>>), u64> = HashMap::new();
     for memory in sleeping(ledger, device) {
         bytes += memory.size.0;
         if !ledger.stack(memory.stack).frames.is_empty() {
             let site = ledger.site_ref(memory.stack, grouping);
-            *lines.entry(site).or_default() += memory.size.0;
+            let tag = ledger.segment_tag(memory.addr).cloned();
+            *lines.entry((site, tag)).or_default() += memory.size.0;
         }
     }
-    let line = |(site, bytes)| (ledger.site_of(site, grouping).clone(), Bytes(bytes));
+    let largest = lines.into_iter().max_by_key(|(_, bytes)| *bytes);
+    let line = |((site, tag), bytes)| SleepingLine {
+        site: ledger.site_of(site, grouping).clone(),
+        tag,
+        bytes: Bytes(bytes),
+    };
     (bytes > 0).then(|| SleepingMemory {
         bytes: Bytes(bytes),
-        line: lines.into_iter().max_by_key(|(_, bytes)| *bytes).map(line),
+        largest: largest.map(line),
     })
 }
 

@@ -321,6 +321,7 @@ mod tests {
                 time: TimeNs(1),
                 tgid: Tgid(7),
                 optimizers: Vec::new(),
+                tags: Vec::new(),
                 blocks: blocks.collect(),
             });
         };

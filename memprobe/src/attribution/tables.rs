@@ -2,17 +2,17 @@
 
 pub use crate::attribution::allocation_groups::{ModuleScope, Pass};
 pub use crate::attribution::category::{Category, CategoryRule, RuleStatus};
+pub use crate::attribution::communicators::CommunicatorCall;
 pub use crate::attribution::iterations::{IterationKind, Source};
 pub use crate::attribution::layers::{DeviceLayers, Layer};
 pub use crate::attribution::modules::{Additive, ModuleRow, ModuleTree, Sums, fold};
+pub use crate::attribution::owner_rows::{AllocationTag, OwnerKind, OwnerRow, PoolOfStream};
 pub use crate::attribution::peak::Holding;
 pub use crate::attribution::phase::Phase;
 pub use crate::attribution::segments::{SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow};
 pub use crate::attribution::threads::{AllocatingThread, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
-pub use crate::attribution::waterfall::{
-    OwnerKind, OwnerRow, PoolOfStream, Waterfall, totals_by_kind,
-};
+pub use crate::attribution::waterfall::{Waterfall, totals_by_kind};
 pub use crate::ledger::TotalsSample;
 
 use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};

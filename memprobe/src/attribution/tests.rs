@@ -324,6 +324,7 @@ impl Program {
             tgid: Tgid(1),
             blocks: blocks.collect(),
             optimizers: Vec::new(),
+            tags: Vec::new(),
         }
     }
 

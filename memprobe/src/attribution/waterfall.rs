@@ -7,73 +7,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::communicators;
+use super::owner_rows::{AllocationTag, OwnerKind, OwnerRow, PoolOfStream};
 use super::segments::SegmentMap;
-use super::tables::{SegmentBlockState, SegmentRow};
-use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, Pool, TimeNs, Totals};
+use super::tables::SegmentBlockState;
+use crate::cuda::libraries::has_communicators;
+use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, TimeNs, Totals};
 use crate::ledger::snapshot::{
-    CudaSnapshot, DeviceSnapshot, Grouping, LineRow, OutsideRow, Site, Snapshot, SoftwareLayer,
+    CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, Snapshot, SoftwareLayer,
 };
 use crate::ledger::{DriverMemoryState, Ledger, SegmentMemory, SiteRef, saturated};
-
-/// Kind of a row. The keys stay the same in all versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
-#[strum(const_into_str, serialize_all = "snake_case")]
-pub enum OwnerKind {
-    /// All memory of the process on the device.
-    Process,
-    /// CUDA's context and modules: the driver's count minus all known memory. The process was seen from its first call.
-    Context,
-    /// The same difference, of a process that had called CUDA before attach.
-    BeforeAttach,
-    /// Memory that a library or program got from CUDA.
-    Library,
-    Line,
-    /// PyTorch's caching allocator.
-    Reserved,
-    /// Bytes that live tensors asked for.
-    Requested,
-    /// Bytes that the allocator added to requests.
-    Rounding,
-    /// Freed blocks that another stream may still use.
-    AwaitingEvent,
-    /// Free, in segments or pages that could be returned.
-    Cached,
-    /// Free beside blocks in use.
-    InactiveSplit,
-    /// Reserved bytes in segments that the last reading of the allocator's tables lacks.
-    NotRead,
-    /// Reserved, but given back to CUDA behind the allocator's back.
-    Asleep,
-    /// Reserved, but not device memory: managed or pinned.
-    NotOnDevice,
-    /// One kind of memory of all libraries and devices; no part of a waterfall.
-    Kind,
-}
-
-/// Pool and stream of segments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolOfStream {
-    pub pool: Option<Pool>,
-    pub stream: Option<u64>,
-    pub is_expandable: bool,
-}
-
-/// A row of a tree, after its parent.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OwnerRow {
-    pub id: OwnerKind,
-    pub depth: u8,
-    /// Negative for reserved bytes that sleep.
-    pub bytes: i64,
-    pub peak: Option<Bytes>,
-    pub blocks: Option<u64>,
-    /// Calls that allocated since attach.
-    pub allocs: Option<u64>,
-    pub library: Option<Arc<str>>,
-    pub kind: Option<CudaMemoryKind>,
-    pub pool: Option<PoolOfStream>,
-    pub site: Option<Site>,
-}
 
 /// Memory of a process on one device.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,34 +137,6 @@ struct Parts<'a> {
     driver: Option<DriverMemoryState>,
 }
 
-impl OwnerRow {
-    /// A row with nothing but its bytes.
-    pub fn new(id: OwnerKind, depth: u8, bytes: i64) -> Self {
-        Self {
-            id,
-            depth,
-            bytes,
-            peak: None,
-            blocks: None,
-            allocs: None,
-            library: None,
-            kind: None,
-            pool: None,
-            site: None,
-        }
-    }
-
-    fn of_line(depth: u8, line: &LineRow) -> Self {
-        Self {
-            peak: Some(line.peak),
-            blocks: Some(line.live_blocks),
-            allocs: Some(line.allocs),
-            site: Some(line.site.clone()),
-            ..Self::new(OwnerKind::Line, depth, saturated(line.live.0))
-        }
-    }
-}
-
 impl Parts<'_> {
     fn rows(&self, ledger: &Ledger, grouping: Grouping) -> Vec<OwnerRow> {
         let mut rows = self.context();
@@ -231,11 +146,16 @@ impl Parts<'_> {
                 blocks: Some(library.live_blocks),
                 allocs: Some(library.allocs),
                 library: Some(Arc::clone(&library.library)),
+                library_device: library.device,
                 kind: Some(library.space),
                 ..OwnerRow::new(OwnerKind::Library, 1, saturated(library.live.0))
             });
             let lines = library.lines.iter().filter(|line| line.live.0 > 0);
-            rows.extend(lines.map(|line| OwnerRow::of_line(2, line)));
+            if has_communicators(&library.library) {
+                rows.extend(lines.flat_map(|line| communicators::by_call(2, line)));
+            } else {
+                rows.extend(lines.map(|line| OwnerRow::of_line(2, line)));
+            }
         }
         rows.extend(self.reserved());
         rows.extend(self.unbacked(ledger, grouping));
@@ -314,14 +234,25 @@ impl Parts<'_> {
         rows.collect()
     }
 
-    /// Reserved bytes without device memory, which the driver does not count, by pool and line.
+    /// Reserved bytes without device memory, which the driver does not count, by tag, pool and line.
     fn unbacked(&self, ledger: &Ledger, grouping: Grouping) -> Vec<OwnerRow> {
-        type Key = (Option<PoolOfStream>, CudaMemoryKind, Option<SiteRef>);
+        type Key = (
+            Option<AllocationTag>,
+            Option<PoolOfStream>,
+            CudaMemoryKind,
+            Option<SiteRef>,
+        );
         let mut sums: [BTreeMap<Key, (i64, u64)>; 2] = Default::default();
         for memory in self.segments.iter().filter(|memory| !is_backed(memory)) {
             let site = ledger.stack(memory.stack);
             let site = (!site.frames.is_empty()).then(|| ledger.site_ref(memory.stack, grouping));
-            let key = (self.pool_at(memory), memory.kind, site);
+            let tag = memory
+                .is_asleep
+                .then(|| match ledger.segment_tag(memory.addr) {
+                    Some(tag) => AllocationTag::Known(Arc::clone(tag)),
+                    None => AllocationTag::Unknown,
+                });
+            let key = (tag, self.pool_at(memory), memory.kind, site);
             let sum = sums[usize::from(!memory.is_asleep)].entry(key).or_default();
             *sum = (sum.0 - saturated(memory.size.0), sum.1 + 1);
         }
@@ -342,7 +273,8 @@ impl Parts<'_> {
             });
             rows.extend(
                 sums.into_iter()
-                    .map(|((pool, kind, site), (bytes, blocks))| OwnerRow {
+                    .map(|((tag, pool, kind, site), (bytes, blocks))| OwnerRow {
+                        tag,
                         blocks: Some(blocks),
                         kind: Some(kind),
                         pool,
@@ -360,16 +292,6 @@ impl Parts<'_> {
         let segment = segments.get(before.checked_sub(1)?)?;
         let is_inside = memory.addr.0 - segment.addr.0 < segment.size.0;
         is_inside.then(|| PoolOfStream::of(segment))
-    }
-}
-
-impl PoolOfStream {
-    pub fn of(segment: &SegmentRow) -> Self {
-        Self {
-            pool: segment.pool,
-            stream: segment.stream,
-            is_expandable: segment.is_expandable,
-        }
     }
 }
 

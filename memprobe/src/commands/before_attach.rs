@@ -4,6 +4,10 @@
 //! A running process is read twice, and what both readings agree on counts. A block gets a label only if it has been
 //! live since before attach: then it was the same block at every moment of the reading. The events until the end of
 //! the reading are therefore awaited.
+//!
+//! The objects may also tag memory that sleeps (vLLM's sleep mode), so that they are read again when some has no tag.
+
+mod untagged;
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +20,7 @@ use hashbrown::HashMap;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::untagged::UntaggedMemory;
 use super::Allocators;
 use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::bytes::human;
@@ -78,6 +83,8 @@ pub(super) struct BaselineLabeler {
     next: Option<Instant>,
     /// Bytes of `blocks` when enough was explained; 0 before.
     labeled: u64,
+    /// Sleeping memory, whose tags the objects may tell.
+    untagged: UntaggedMemory,
 }
 
 enum ReadingState {
@@ -117,6 +124,7 @@ impl BaselineLabeler {
             attempts: 0,
             next: None,
             labeled: 0,
+            untagged: UntaggedMemory::default(),
         }
     }
 
@@ -127,6 +135,7 @@ impl BaselineLabeler {
             late.add(block.device, block.addr, block.size);
         }
         late.last = ledger.last_event().unwrap_or_default();
+        late.untagged = UntaggedMemory::of(ledger);
         late
     }
 
@@ -155,7 +164,7 @@ impl BaselineLabeler {
                     self.live = self.live.saturating_sub(size.0);
                 }
             }
-            _ => {}
+            _ => self.untagged.apply(event),
         }
         self.last = self.last.max(event.time);
     }
@@ -181,10 +190,11 @@ impl BaselineLabeler {
 
     /// Begins a reading if there is something to read. To be called after events were applied.
     pub(super) fn begin_if_due(&mut self) {
-        let is_idle = matches!(self.state, ReadingState::Idle) && self.live > 0;
+        let is_idle = matches!(self.state, ReadingState::Idle);
         let is_early = || self.next.is_some_and(|next| Instant::now() < next);
         // Half of what was explained has been freed.
-        let is_wanted = self.labeled == 0 || self.live < self.labeled / 2;
+        let is_unlabeled = self.labeled == 0 || self.live < self.labeled / 2;
+        let is_wanted = self.live > 0 && is_unlabeled || self.untagged.is_wanted();
         let mode = match self.reading {
             BaselineReading::Off => return,
             BaselineReading::Running => CaptureMode::Running,
@@ -201,6 +211,7 @@ impl BaselineLabeler {
             let _ = send.send(read(tgid, mode));
         };
         self.attempts += 1;
+        self.untagged.begin_reading();
         let thread = thread::Builder::new().name("objects".to_owned());
         self.state = match thread.spawn(read) {
             Ok(_) => ReadingState::Reading(receive),
@@ -248,6 +259,7 @@ impl BaselineLabeler {
             let known = self.blocks.get(&(block.device, block.addr));
             known == Some(&block.size)
         });
+        let tags = self.untagged.end_reading(&mut labels);
         let mut calls = CallPaths::default();
         add_calls(&mut calls);
         labels.resolve_calls(&calls);
@@ -262,7 +274,7 @@ impl BaselineLabeler {
             false => PAUSE,
         };
         self.next = Some(Instant::now() + wait);
-        let said = is_enough.then(|| {
+        let said = (is_enough && self.live > 0).then(|| {
             format!(
                 "{} from before attach: {} explained; {}",
                 human(Bytes(self.live)),
@@ -275,7 +287,10 @@ impl BaselineLabeler {
         }
         BaselineOutcome {
             event: Some(Event::BaselineLabels(Arc::new(labels))),
-            said,
+            said: [said, tags]
+                .into_iter()
+                .flatten()
+                .reduce(|one, other| format!("{one}; {other}")),
         }
     }
 
@@ -344,7 +359,7 @@ impl BaselineLabelers {
         let tgid = event.tgid;
         match &event.item {
             HostItem::Event(event) => {
-                if is_baseline(event) && self.reading != BaselineReading::Off {
+                if is_reason(event) && self.reading != BaselineReading::Off {
                     let new = || BaselineLabeler::new(tgid, self.reading);
                     self.all.entry(tgid).or_insert_with(new).apply(event);
                 } else if let Some(known) = self.all.get_mut(&tgid) {
@@ -393,8 +408,10 @@ impl BaselineLabelers {
     }
 }
 
-fn is_baseline(event: &Event) -> bool {
-    matches!(event, Event::Memory(event) if event.action == Action::Held)
+/// Returns true for memory from before attach, and for memory that sleeps.
+fn is_reason(event: &Event) -> bool {
+    let is_reason = |action| matches!(action, Action::Held | Action::SegmentSleep);
+    matches!(event, Event::Memory(event) if is_reason(event.action))
 }
 
 /// Waits until one of these was read; for ever where none is being read.
@@ -444,6 +461,7 @@ mod tests {
                 tgid: Tgid(7),
                 blocks: [0x1000, 0x2000, 0x3000].map(block).into(),
                 optimizers: Vec::new(),
+                tags: Vec::new(),
             },
             consistency: Consistency::Running,
             end: TimeNs(20),

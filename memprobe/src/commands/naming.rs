@@ -473,6 +473,7 @@ mod tests {
             tgid: TGID,
             blocks,
             optimizers: Vec::new(),
+            tags: Vec::new(),
         };
         (TGID, Ok((names, Consistency::Running)))
     }

@@ -5,7 +5,7 @@
 //! report blocks, are listed beside them.
 //!
 //! Left out, because their arguments do not give the resulting amount of memory of this process:
-//! - `cuIpcOpenMemHandle`, `cuImportExternalMemory`: the memory is another owner's, and has no size in the call;
+//! - `cuImportExternalMemory`: the memory is another owner's, and has no size in the call;
 //! - `cuMulticastCreate` and its bindings: a multicast object has no memory of its own;
 //! - `cuGraphAddMemAllocNode`: a launch of the graph backs its memory;
 //! - `cuMemPoolCreate`, `cuMemPoolTrimTo`: how much a pool keeps is not in the calls;
@@ -52,6 +52,11 @@ pub enum Effect {
     },
     /// Takes memory back that argument 0 names.
     Frees(Named),
+    /// `cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned Flags)`: maps memory of another process.
+    /// The handle is 64 opaque bytes; the size is not in the call.
+    OpensImported,
+    /// `cuIpcCloseMemHandle(CUdeviceptr dptr)`: ends one opening.
+    ClosesImported,
     /// Pins memory of the process that is there already: argument 0 is its address, 1 its size.
     Registers,
     /// `cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, …)`.
@@ -149,6 +154,7 @@ impl Effect {
             self,
             Self::Allocates { .. }
                 | Self::Registers
+                | Self::OpensImported
                 | Self::CreatesPhysical
                 | Self::Maps
                 | Self::CreatesContext { .. }
@@ -255,6 +261,8 @@ pub const FUNCTIONS: &[Function] = &[
     runtime("cudaFreeHost", FREES),
     runtime("cudaHostRegister", Effect::Registers),
     runtime("cudaHostUnregister", FREES),
+    runtime("cudaIpcOpenMemHandle", Effect::OpensImported),
+    runtime("cudaIpcCloseMemHandle", Effect::ClosesImported),
     runtime("cudaSetDevice", Effect::SetsDevice),
     runtime("cudaDeviceReset", Effect::ResetsDevice),
     driver("cuMemAlloc_v2", DEVICE),
@@ -277,6 +285,9 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemFreeHost", FREES),
     driver("cuMemHostRegister_v2", Effect::Registers),
     driver("cuMemHostUnregister", FREES),
+    driver("cuIpcOpenMemHandle", Effect::OpensImported),
+    driver("cuIpcOpenMemHandle_v2", Effect::OpensImported),
+    driver("cuIpcCloseMemHandle", Effect::ClosesImported),
     driver("cuMemCreate", Effect::CreatesPhysical),
     driver("cuMemRetainAllocationHandle", Effect::RetainsPhysical),
     driver("cuMemImportFromShareableHandle", Effect::ImportsPhysical),
@@ -332,6 +343,7 @@ pub fn allocating(api: Api, space: CudaMemoryKind) -> Option<&'static Function> 
     let gives = |function: &&Function| match function.effect {
         Effect::Allocates { space: given, .. } => given == space,
         Effect::Registers => space == CudaMemoryKind::Registered,
+        Effect::OpensImported => space == CudaMemoryKind::Imported,
         Effect::CreatesPhysical => space == CudaMemoryKind::Virtual,
         _ => false,
     };

@@ -31,9 +31,25 @@ pub fn purpose(library: &str) -> Option<&'static str> {
     known.map(|(_, purpose)| *purpose)
 }
 
+/// Returns true for a library that gets its memory for communicators.
+pub fn has_communicators(library: &str) -> bool {
+    let file = library.rsplit('/').next().unwrap_or(library);
+    ["libnccl", "librccl"]
+        .iter()
+        .any(|begin| file.starts_with(begin))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nccl_and_rccl_have_communicators() {
+        assert!(has_communicators("/usr/lib/libnccl.so.2"));
+        assert!(has_communicators("librccl.so.1"));
+        assert!(!has_communicators("/usr/lib/libcublas.so.13"));
+        assert!(!has_communicators("/home/me/libnccl/train"));
+    }
 
     #[test]
     fn a_library_is_known_by_its_file_name() {

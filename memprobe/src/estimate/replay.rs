@@ -85,6 +85,7 @@ impl Replay {
         self.pass(&Event::BlockLabels(Arc::new(BlockLabels {
             blocks,
             optimizers: Vec::new(),
+            tags: Vec::new(),
             ..*names
         })));
     }

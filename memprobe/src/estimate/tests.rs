@@ -265,6 +265,7 @@ fn settings(class: &str, foreach: Option<bool>) -> Event {
             differentiable: false,
             has_tensor_rate: false,
         }],
+        tags: Vec::new(),
     }))
 }
 
@@ -393,6 +394,7 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
             tgid: Tgid(1),
             blocks: vec![named],
             optimizers: Vec::new(),
+            tags: Vec::new(),
         })));
     let sizes = run.finish().sizes.expect("something was made");
     let on_gpu = &sizes.devices[&DeviceIndex(0)];

@@ -43,7 +43,7 @@ pub struct KvPool {
     /// Tokens in a unit; `None` if groups of layers have blocks of different sizes.
     pub tokens_per_unit: Option<u64>,
     pub requests: Vec<KvRequest>,
-    /// Units that several requests use.
+    /// Units that several requests use; of SGLang those of prefixes that requests use.
     pub shared: u64,
     /// Units that no request uses, and whose contents are kept for requests with the same prefix.
     pub cached: u64,
@@ -52,6 +52,8 @@ pub struct KvPool {
     pub reserved: u64,
     /// Units in use by none of the requests that were found.
     pub unclaimed: u64,
+    /// Units of a prefix cache that does not tell shared ones from cached ones, and of pages that are not full.
+    pub undivided: u64,
     /// Bytes of the whole cache according to the scheduler's configuration; `None` if it does not say.
     pub configured: Option<Bytes>,
 }
@@ -86,6 +88,7 @@ impl KvPool {
             self.free,
             self.reserved,
             self.unclaimed,
+            self.undivided,
         ];
         own.chain(rest).fold(0, u64::saturating_add)
     }

@@ -31,7 +31,8 @@ pub use driver::{DriverCount, DriverReading};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
 pub use kv_cache::{KvCaches, KvGap, KvPool, KvRequest, KvUnit, PrivateFree};
 pub use names::{
-    BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
+    BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, MAX_TAGS, ModuleAddress,
+    StepSettings, TaggedAllocation,
 };
 pub use segments::{
     DeviceSegments, MemorySegment, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState,
@@ -267,6 +268,8 @@ pub enum CudaMemoryKind {
     Pinned,
     /// Host memory of the process that was page-locked later (`cudaHostRegister`).
     Registered,
+    /// Memory of another process, opened by CUDA IPC. The exporter holds it, and the call has no size: the size is 0.
+    Imported,
     /// A CUDA context, by its handle. The driver alone knows how much memory it takes, so the size is 0.
     Context,
 }

@@ -18,6 +18,20 @@ pub struct BlockLabels {
     pub blocks: Vec<LabeledBlock>,
     /// The settings of the optimizers' parameter groups, without duplicates.
     pub optimizers: Vec<StepSettings>,
+    /// Allocations that the program itself has tagged, at most [`MAX_TAGS`].
+    pub tags: Vec<TaggedAllocation>,
+}
+
+/// Most tagged allocations of one reading.
+pub const MAX_TAGS: usize = 1 << 15;
+
+/// Memory of a pool with an allocator in Python that tags its allocations, as vLLM's sleep mode does.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TaggedAllocation {
+    pub addr: Address,
+    pub size: Bytes,
+    /// Tag of the program, such as `weights`.
+    pub tag: Arc<str>,
 }
 
 /// Settings of a parameter group of an optimizer that decide how a step handles its parameters.

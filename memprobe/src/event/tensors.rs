@@ -11,8 +11,8 @@ use std::time::Duration;
 use strum::{EnumString, IntoStaticStr};
 
 use crate::event::{
-    Address, Bytes, CalledModule, DeviceIndex, Frame, KvCaches, StepSettings, Target, TimeNs,
-    Totals,
+    Address, Bytes, CalledModule, DeviceIndex, Frame, KvCaches, StepSettings, TaggedAllocation,
+    Target, TimeNs, Totals,
 };
 
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -43,6 +43,8 @@ pub struct TensorSnapshot {
     pub limit: Option<u64>,
     /// The KV caches that a server's scheduler divides among requests.
     pub kv: KvCaches,
+    /// Allocations that the program itself has tagged; empty if read from a file.
+    pub tags: Vec<TaggedAllocation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

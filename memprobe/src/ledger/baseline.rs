@@ -111,16 +111,6 @@ impl BaselineGroups {
         groups
     }
 
-    /// Labels of the blocks that are live; `None` without any.
-    pub(super) fn restate(&self, now: TimeNs, store: &BlockStore) -> Option<BlockLabels> {
-        let labels = self.keyframe(store)?;
-        let labels = BlockLabels {
-            time: now,
-            ..labels
-        };
-        (!labels.blocks.is_empty()).then_some(labels)
-    }
-
     /// Labels of the blocks that are live; `None` if no reading named any.
     pub(super) fn keyframe(&self, store: &BlockStore) -> Option<BlockLabels> {
         let last = self.last.as_ref()?;
@@ -130,6 +120,7 @@ impl BaselineGroups {
             tgid: last.tgid,
             blocks: live.collect(),
             optimizers: Vec::new(),
+            tags: Vec::new(),
         })
     }
 }
@@ -209,6 +200,7 @@ mod tests {
             tgid: Tgid(7),
             blocks: blocks.collect(),
             optimizers: Vec::new(),
+            tags: Vec::new(),
         }))
     }
 

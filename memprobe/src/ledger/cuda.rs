@@ -48,7 +48,8 @@ impl CudaName {
             | CudaMemoryKind::Pool
             | CudaMemoryKind::Managed
             | CudaMemoryKind::Pinned
-            | CudaMemoryKind::Registered => Self::Address(event.addr.0),
+            | CudaMemoryKind::Registered
+            | CudaMemoryKind::Imported => Self::Address(event.addr.0),
         }
     }
 }
@@ -346,7 +347,8 @@ impl CudaLedger {
     ) -> CudaSnapshot {
         let is_listed = |group: &&Group| {
             let space = group.key.1;
-            space != CudaMemoryKind::Context && (allocator_speaks || !space.is_on_device())
+            let has_size = !matches!(space, CudaMemoryKind::Context | CudaMemoryKind::Imported);
+            has_size && (allocator_speaks || !space.is_on_device())
         };
         let mut rows: Vec<_> = self
             .groups

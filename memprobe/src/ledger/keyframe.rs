@@ -223,9 +223,18 @@ impl Ledger {
                 .iter()
                 .map(|(device, bytes)| (*device, *bytes))
                 .collect(),
-            baseline_labels: self.baseline.keyframe(&self.store).map(Arc::new),
+            baseline_labels: self.baseline_labels().map(Arc::new),
             labels: None,
         }
+    }
+
+    /// Labels of live blocks from before attach, and all tags.
+    pub(super) fn baseline_labels(&self) -> Option<BlockLabels> {
+        let labels = self.baseline.keyframe(&self.store)?;
+        Some(BlockLabels {
+            tags: self.segment_memory.tags(),
+            ..labels
+        })
     }
 
     /// Begins with the state of a keyframe, which may come from a hostile file. An error describes the fault in a few
@@ -260,6 +269,9 @@ impl Ledger {
                 is_asleep: memory.is_asleep,
                 stack,
             });
+        }
+        if let Some(labels) = &keyframe.baseline_labels {
+            ledger.segment_memory.tag(&labels.tags);
         }
         ledger.driver.clone_from(&keyframe.driver);
         ledger.reserved = keyframe.reserved.iter().copied().collect();

@@ -57,8 +57,8 @@ pub use segment_memory::SegmentMemory;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, Bytes, CaptureChange, DeviceIndex, Event, Losses,
-    MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, TimeNs,
+    Action, Address, AtAttach, BlockLabels, BlockPurpose, Bytes, CaptureChange, DeviceIndex, Event,
+    Losses, MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
 use baseline::BaselineGroups;
@@ -138,6 +138,12 @@ impl Ledger {
     /// Memory behind the allocator's segments, by address, as far as events announced it.
     pub fn segment_memory(&self) -> impl Iterator<Item = &SegmentMemory> {
         self.segment_memory.iter()
+    }
+
+    /// Tag that the program gave to memory at an address; `None` if it is not known.
+    pub fn segment_tag(&self, addr: Address) -> Option<&Arc<str>> {
+        let tagged = self.segment_memory.tagged(addr)?;
+        Some(&tagged.tag)
     }
 
     /// Memory on devices that others than the caching allocator got from CUDA, by library, largest first.
@@ -237,9 +243,9 @@ impl Ledger {
                 driver.read(reading, known);
                 self.driver = driver;
             }
-            Event::BaselineLabels(labels) => self.baseline.label(labels, &self.store),
+            Event::BaselineLabels(labels) => self.label(labels),
             Event::BlockLabels(labels) => {
-                self.baseline.label(labels, &self.store);
+                self.label(labels);
                 self.mark(labels.time, TimelineMarks::of_reading());
             }
         }
@@ -335,6 +341,11 @@ impl Ledger {
         self.judge(event.time, difference);
         self.release_labels(&change);
         change
+    }
+
+    fn label(&mut self, labels: &Arc<BlockLabels>) {
+        self.baseline.label(labels, &self.store);
+        self.segment_memory.tag(&labels.tags);
     }
 
     /// Ends the labels of blocks that have ended.

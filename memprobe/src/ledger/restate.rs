@@ -10,8 +10,8 @@ use super::dense::Dense as _;
 use super::keyframe::{CallSiteKey, CudaName};
 use super::snapshot::SoftwareLayer;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent, PurposeId,
-    SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, BlockLabels, Bytes, CudaCall, CudaMemoryKind, Event, MemoryEvent,
+    PurposeId, SegmentReading, StackId, Tgid, Tid, TimeNs, Totals,
 };
 
 /// Events that bring an empty ledger to the live state of another one.
@@ -45,9 +45,14 @@ impl Ledger {
         restated.define_stacks(self, &blocks);
         self.restate_devices(now, &blocks, &mut restated.events);
         self.restate_segments(now, &mut restated.events);
-        let labels = self.baseline.restate(now, &self.store);
-        let labels = labels.map(|labels| Event::BaselineLabels(Arc::new(labels)));
-        restated.events.extend(labels);
+        let labels = self.baseline_labels();
+        let labels = labels.filter(|labels| !labels.blocks.is_empty() || !labels.tags.is_empty());
+        restated.events.extend(labels.map(|labels| {
+            Event::BaselineLabels(Arc::new(BlockLabels {
+                time: now,
+                ..labels
+            }))
+        }));
         restated.events.extend(self.segments.iter().map(|reading| {
             let time = reading.time.max(now);
             let reading = SegmentReading {

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use super::definitions::StackRef;
 use crate::event::{
-    Action, Address, Bytes, CudaMemoryKind, DeviceIndex, MemoryEvent, SegmentReading,
+    Action, Address, Bytes, CudaMemoryKind, DeviceIndex, MAX_TAGS, MemoryEvent, SegmentReading,
+    TaggedAllocation,
 };
 
 /// Cap on segments; later ones are not tracked.
@@ -29,6 +30,8 @@ pub struct SegmentMemory {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SegmentMemories {
     by_addr: BTreeMap<u64, SegmentMemory>,
+    /// Tags that the program gave to its allocations, by address.
+    tags: BTreeMap<u64, TaggedAllocation>,
 }
 
 impl SegmentMemories {
@@ -42,6 +45,12 @@ impl SegmentMemories {
             is_asleep: event.action == Action::SegmentSleep,
             stack,
         };
+        if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree)
+            && let Some(tagged) = self.tagged(event.addr)
+        {
+            let ended = tagged.addr.0;
+            self.tags.remove(&ended);
+        }
         match event.action {
             Action::SegmentAlloc => self.insert(memory),
             Action::SegmentFree => _ = self.by_addr.remove(&event.addr.0),
@@ -86,6 +95,25 @@ impl SegmentMemories {
             let before = segments.range(..=addr).next_back();
             !memory.is_asleep || before.is_some_and(|(at, size)| addr - at < *size)
         });
+    }
+
+    /// Handles the tags of a reading, which replace earlier ones. A tag ends with its memory.
+    pub(super) fn tag(&mut self, tags: &[TaggedAllocation]) {
+        if !tags.is_empty() {
+            let tags = tags.iter().take(MAX_TAGS);
+            self.tags = tags.map(|tagged| (tagged.addr.0, tagged.clone())).collect();
+        }
+    }
+
+    /// By address.
+    pub(super) fn tags(&self) -> Vec<TaggedAllocation> {
+        self.tags.values().cloned().collect()
+    }
+
+    /// Tagged allocation at an address; `None` if it is not known.
+    pub(super) fn tagged(&self, addr: Address) -> Option<&TaggedAllocation> {
+        let (at, tagged) = self.tags.range(..=addr.0).next_back()?;
+        (addr.0 - at < tagged.size.0).then_some(tagged)
     }
 
     /// By address.
@@ -142,6 +170,31 @@ mod tests {
         assert_eq!(awake, [(0x1000, false), (0x2000, false)]);
         apply(Action::SegmentSleep, 0x2000);
         assert_eq!(apply(Action::SegmentFree, 0x2000), [(0x1000, false)]);
+    }
+
+    #[test]
+    fn a_tag_ends_with_its_segment() {
+        let mut memories = SegmentMemories::default();
+        let mut apply = |action| memories.apply(&event(action, 0x1000), StackRef::UNKNOWN);
+        apply(Action::SegmentAlloc);
+        apply(Action::SegmentSleep);
+        let tagged = TaggedAllocation {
+            addr: Address(0x1000),
+            size: Bytes(0x1000),
+            tag: "weights".into(),
+        };
+        let tags = [tagged];
+        for ends in [Action::SegmentFree, Action::SegmentAlloc] {
+            memories.tag(&tags);
+            for action in [Action::SegmentWake, Action::SegmentSleep] {
+                memories.apply(&event(action, 0x1000), StackRef::UNKNOWN);
+                assert_eq!(memories.tags(), tags);
+                assert_eq!(memories.tagged(Address(0x1fff)), tags.first());
+                assert_eq!(memories.tagged(Address(0x2000)), None);
+            }
+            memories.apply(&event(ends, 0x1000), StackRef::UNKNOWN);
+            assert_eq!(memories.tags(), []);
+        }
     }
 
     #[test]

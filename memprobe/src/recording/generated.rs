@@ -12,7 +12,7 @@ use crate::event::{
     DeviceIndex, DeviceSegments, DriverCount, DriverReading, Event, Frame, Grad, LabeledBlock,
     Losses, MarkedPhase, MemoryEvent, MemorySegment, Module, NoStack, Node, PhaseMark, Pool,
     PoolId, PoolOwner, PoolSize, PrivatePoolState, PurposeId, SegmentReading, Stack, StackId,
-    StackKind, StepSettings, Target, Tgid, Tid, TimeNs, Totals,
+    StackKind, StepSettings, TaggedAllocation, Target, Tgid, Tid, TimeNs, Totals,
 };
 
 fn any_text() -> impl Strategy<Value = Arc<str>> {
@@ -140,12 +140,21 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
     let lists = (
         prop::collection::vec(block, 0..5),
         prop::collection::vec(settings, 0..3),
+        prop::collection::vec((any::<(u64, u64)>(), any_text()), 0..3),
     );
-    (any::<u64>(), lists).prop_map(|(time, (blocks, optimizers))| BlockLabels {
+    (any::<u64>(), lists).prop_map(|(time, (blocks, optimizers, tags))| BlockLabels {
         time: TimeNs(time),
         tgid: Tgid(7),
         blocks,
         optimizers,
+        tags: tags
+            .into_iter()
+            .map(|((addr, size), tag)| TaggedAllocation {
+                addr: Address(addr),
+                size: Bytes(size),
+                tag,
+            })
+            .collect(),
     })
 }
 

@@ -13,8 +13,8 @@ use super::reader::lost_stack;
 use super::segments::PendingSegments;
 use super::{End, EndReason, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, Losses, MemoryEvent, Module,
-    Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, Target, TimeNs,
+    Action, BlockPurpose, Context, Event, Frame, Grad, Losses, MemoryEvent, Module, Node,
+    PhaseMark, PurposeIds, Stack, StackId, StackKind, Target, TimeNs,
 };
 
 /// Start of every recording's second line.
@@ -276,13 +276,9 @@ impl<R: BufRead> JsonReader<R> {
                 tgid,
                 record,
             } => {
-                let (blocks, optimizers) = self.naming.end_record(record)?;
-                scope.event(BlockLabels {
-                    time,
-                    tgid,
-                    blocks,
-                    optimizers,
-                })
+                let strings = &mut self.strings;
+                let intern = |text: &str| intern(strings, text);
+                scope.event(self.naming.end_record(record, (time, tgid), intern)?)
             }
             LineRecord::Segment(segment) => {
                 self.segments.push(&segment)?;

@@ -9,7 +9,7 @@ use super::{MAX_CONTEXT, check_names};
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
     Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, Event, LabeledBlock,
-    StepSettings,
+    MAX_TAGS, StepSettings, TaggedAllocation, Tgid, TimeNs,
 };
 
 const MOST: usize = 1 << 22;
@@ -22,6 +22,17 @@ pub(crate) struct NamesRecord<'a> {
     blocks: u64,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     optimizers: Cow<'a, [StepSettings]>,
+    #[serde(borrow, default, skip_serializing_if = "Vec::is_empty")]
+    tags: Vec<TagRecord<'a>>,
+}
+
+/// Tagged allocation.
+#[derive(Serialize, Deserialize)]
+struct TagRecord<'a> {
+    addr: u64,
+    size: u64,
+    #[serde(borrow)]
+    tag: Cow<'a, str>,
 }
 
 /// Blocks that labels can name.
@@ -46,6 +57,17 @@ impl<'a> From<&'a BlockLabels> for NamesRecord<'a> {
         Self {
             blocks: names.blocks.len() as u64,
             optimizers: names.optimizers.as_slice().into(),
+            tags: names.tags.iter().map(TagRecord::from).collect(),
+        }
+    }
+}
+
+impl<'a> From<&'a TaggedAllocation> for TagRecord<'a> {
+    fn from(tagged: &'a TaggedAllocation) -> Self {
+        Self {
+            addr: tagged.addr.0,
+            size: tagged.size.0,
+            tag: clipped(&tagged.tag),
         }
     }
 }
@@ -105,9 +127,12 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
     }
 }
 
-/// Blocks read before the `names` record that they belong to.
+/// Blocks and tags read before the `names` record that they belong to.
 #[derive(Default)]
-pub(super) struct PendingNames(Vec<LabeledBlock>);
+pub(super) struct PendingNames {
+    blocks: Vec<LabeledBlock>,
+    tags: Vec<TaggedAllocation>,
+}
 
 impl PendingNames {
     pub(super) fn push(
@@ -147,28 +172,48 @@ impl PendingNames {
     }
 
     pub(super) fn add(&mut self, block: LabeledBlock) -> Result<(), String> {
-        if self.0.len() >= MOST {
+        if self.blocks.len() >= MOST {
             return Err(format!("more than {MOST} blocks of one moment"));
         }
-        self.0.push(block);
+        self.blocks.push(block);
         Ok(())
     }
 
-    /// Returns what the record ends.
+    pub(super) fn add_tag(&mut self, tagged: TaggedAllocation) -> Result<(), String> {
+        if self.tags.len() >= MAX_TAGS {
+            return Err(format!("more than {MAX_TAGS} tags of one moment"));
+        }
+        self.tags.push(tagged);
+        Ok(())
+    }
+
+    /// Returns the labels that the record ends.
     pub(super) fn end_record(
         &mut self,
         record: NamesRecord<'_>,
-    ) -> Result<(Vec<LabeledBlock>, Vec<StepSettings>), String> {
-        self.end(record.blocks, record.optimizers.into_owned())
+        (time, tgid): (TimeNs, Tgid),
+        mut intern: impl FnMut(&str) -> Arc<str>,
+    ) -> Result<BlockLabels, String> {
+        check_names(record.tags.iter().map(|tagged| &*tagged.tag))?;
+        for tagged in &record.tags {
+            self.add_tag(TaggedAllocation {
+                addr: Address(tagged.addr),
+                size: Bytes(tagged.size),
+                tag: intern(&tagged.tag),
+            })?;
+        }
+        let optimizers = record.optimizers.into_owned();
+        self.end((time, tgid), record.blocks, optimizers)
     }
 
-    /// Returns the blocks collected, and checks their number against the count in the `names` record.
+    /// Returns the labels collected, and checks the number of blocks against the count in the `names` record.
     pub(super) fn end(
         &mut self,
+        (time, tgid): (TimeNs, Tgid),
         announced: u64,
         optimizers: Vec<StepSettings>,
-    ) -> Result<(Vec<LabeledBlock>, Vec<StepSettings>), String> {
-        let blocks = std::mem::take(&mut self.0);
+    ) -> Result<BlockLabels, String> {
+        let Self { blocks, tags } = std::mem::take(self);
         let here = blocks.len();
         if here as u64 != announced {
             return Err(format!(
@@ -179,7 +224,13 @@ impl PendingNames {
             return Err(format!("more than {MAX_OPTIMIZERS} settings of optimizers"));
         }
         check_names(optimizers.iter().map(|group| &*group.class))?;
-        Ok((blocks, optimizers))
+        Ok(BlockLabels {
+            time,
+            tgid,
+            blocks,
+            optimizers,
+            tags,
+        })
     }
 }
 

@@ -357,6 +357,7 @@ pub(crate) fn labeled_attach() -> Vec<Event> {
             block(0x7f00_0080_0000, 1),
         ],
         optimizers: Vec::new(),
+        tags: Vec::new(),
     };
     let mut events = late_attach();
     events.pop();

@@ -513,6 +513,7 @@ fn equal_models() -> Vec<Event> {
             labeled(2, "D.0", "Sequential#2.0"),
         ],
         optimizers: Vec::new(),
+        tags: Vec::new(),
     };
     vec![
         called(1, "Sequential.1"),
@@ -762,6 +763,7 @@ fn damage_of_a_compact_recording_is_said_and_is_no_matter_of_the_buffer() {
         tgid: Tgid(1234),
         blocks: vec![block; 100_000],
         optimizers: Vec::new(),
+        tags: Vec::new(),
     })));
     let mut file = compact_recording(&events);
     // The last bytes before the end are of a frame with the labels.

@@ -173,9 +173,10 @@ impl Segments {
                 self.others.insert(event.addr.0, event.size.0);
                 (Address(0), None)
             }
-            CudaMemoryKind::Array | CudaMemoryKind::Registered | CudaMemoryKind::Context => {
-                (Address(0), None)
-            }
+            CudaMemoryKind::Array
+            | CudaMemoryKind::Registered
+            | CudaMemoryKind::Imported
+            | CudaMemoryKind::Context => (Address(0), None),
         };
         if let Some(size) = size {
             self.waiting.push(Waiting {

@@ -4,9 +4,9 @@
 //! name to the tensor that is made at its address. Two readings make the same mistake only if the program repeats it
 //! at both, so what they agree on counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::event::{Address, BlockLabels, DeviceIndex, LabeledBlock};
+use crate::event::{Address, BlockLabels, DeviceIndex, LabeledBlock, TaggedAllocation};
 
 /// Labels of the later reading, as far as the earlier one agrees. Blocks of another kind or size, or of one reading
 /// alone, are left out. A name, module or retainer of one reading alone is unknown.
@@ -21,8 +21,13 @@ pub fn agreed(earlier: &BlockLabels, later: BlockLabels) -> BlockLabels {
         let is_same = before.size == block.size && before.kind == block.kind;
         is_same.then(|| in_both(before, block))
     });
+    let blocks = blocks.collect();
+    let known: HashSet<&TaggedAllocation> = earlier.tags.iter().collect();
+    let mut tags = later.tags;
+    tags.retain(|tagged| known.contains(tagged));
     BlockLabels {
-        blocks: blocks.collect(),
+        blocks,
+        tags,
         ..later
     }
 }
@@ -69,6 +74,7 @@ mod tests {
             tgid: Tgid(7),
             blocks,
             optimizers: Vec::new(),
+            tags: Vec::new(),
         }
     }
 

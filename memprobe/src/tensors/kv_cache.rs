@@ -60,6 +60,7 @@ pub enum KvUsage {
     Free,
     Reserved,
     Unclaimed,
+    Undivided,
     /// Bytes beyond all units: padding, and the allocator's rounding.
     Rest,
 }
@@ -193,6 +194,7 @@ fn rows_of(pool: &KvPool, table: &KvTable) -> Vec<KvRow> {
         (KvUsage::Free, pool.free),
         (KvUsage::Reserved, pool.reserved),
         (KvUsage::Unclaimed, pool.unclaimed),
+        (KvUsage::Undivided, pool.undivided),
     ];
     let uses = uses.into_iter().filter(|(_, units)| *units > 0);
     rows.extend(uses.map(|(usage, units)| row(usage, units)));

@@ -67,6 +67,7 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
         tgid,
         blocks: blocks.collect(),
         optimizers: snapshot.optimizers.clone(),
+        tags: snapshot.tags.clone(),
     }
 }
 

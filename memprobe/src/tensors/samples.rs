@@ -335,6 +335,7 @@ pub(crate) fn server() -> TensorSnapshot {
             free: 2,
             reserved: 1,
             unclaimed: 0,
+            undivided: 0,
             configured: Some(Bytes(64 << 10)),
         }],
         gap: None,

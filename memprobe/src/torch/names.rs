@@ -1,6 +1,8 @@
 //! Python files and functions of PyTorch by which a frame on a stack is recognized. The names are those of PyTorch
 //! 2.0 to 2.15; where versions differ, each row says so.
 
+use std::sync::Arc;
+
 use crate::event::Frame;
 
 /// A Python function of PyTorch whose presence on a stack has a meaning.
@@ -109,6 +111,18 @@ pub fn is_of_compiler(frame: &Frame) -> bool {
     torch_file(frame).is_some_and(|file| file.starts_with(COMPILER))
 }
 
+/// Returns the function of `torch.distributed` that a stack is in, or else a wrapper of NCCL's own function. NCCL gets
+/// memory in it for the communicators of that call: it makes them, or connects them for a first use.
+pub fn communicator_call(frames: &[Frame]) -> Option<&Arc<str>> {
+    // torch/distributed/distributed_c10d.py@v2.0.1, @v2.15.0. The outermost frame is the function that the program calls.
+    let is_of_torch = |frame: &&Frame| torch_file(frame) == Some("distributed/distributed_c10d.py");
+    // vllm/distributed/device_communicators/pynccl_wrapper.py@v0.33.0 names its methods after the C functions.
+    let is_wrapper = |frame: &&Frame| frame.library.is_none() && frame.function.starts_with("nccl");
+    let call = frames.iter().rev().find(is_of_torch);
+    let call = call.or_else(|| frames.iter().find(is_wrapper));
+    call.map(|frame| &frame.function)
+}
+
 /// Path of a Python frame's file inside the package `torch`: the part after the last `torch` component.
 fn torch_file(frame: &Frame) -> Option<&str> {
     if frame.library.is_some() {
@@ -149,6 +163,41 @@ mod tests {
         let of = |file: &str| call(&format!("/p/torch/optim/{file}"), "step");
         assert_eq!(of("adam.py"), Some(TorchCall::OptimizerStep));
         assert_eq!(of("lr_scheduler.py"), Some(TorchCall::Optimizer));
+    }
+
+    #[test]
+    fn a_communicator_belongs_to_the_outermost_function_of_torch_distributed() {
+        let frame = |file: &str, function: &str| Frame {
+            file: file.into(),
+            line: 1,
+            function: function.into(),
+            library: None,
+        };
+        let of = |frames: &[Frame]| communicator_call(frames).map(ToString::to_string);
+        let (c10d, logger) = (
+            "/p/torch/distributed/distributed_c10d.py",
+            "/p/torch/distributed/c10d_logger.py",
+        );
+        let mut stack = vec![
+            frame(c10d, "_new_process_group_helper"),
+            frame(c10d, "new_group"),
+            frame(logger, "wrapper"),
+            frame("/home/ada/train.py", "setup"),
+        ];
+        assert_eq!(of(&stack).as_deref(), Some("new_group"));
+        assert_eq!(of(&stack[2..]), None);
+        let wrapper = frame("/p/vllm/pynccl_wrapper.py", "ncclCommInitRank");
+        stack[0] = wrapper.clone();
+        assert_eq!(of(&stack).as_deref(), Some("new_group"));
+        assert_eq!(
+            of(&[wrapper, frame("/s.py", "main")]).as_deref(),
+            Some("ncclCommInitRank")
+        );
+        let native = Frame {
+            library: Some("libnccl.so.2".into()),
+            ..frame("", "ncclCommInitRank")
+        };
+        assert_eq!(of(&[native]), None);
     }
 
     #[test]

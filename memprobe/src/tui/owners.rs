@@ -12,9 +12,11 @@ use super::table_screen::{
     Content, Fold, Needs, Note, Query, RowOf, ScreenContext as _, ScreenParts, SourcePlace,
     TableOf, TableRow, TableScreen,
 };
-use crate::attribution::tables::{OwnerKind, OwnerRow, PoolOfStream, Waterfall};
-use crate::event::CudaMemoryKind;
+use crate::attribution::tables::{
+    AllocationTag, CommunicatorCall, OwnerKind, OwnerRow, PoolOfStream, Waterfall,
+};
 use crate::event::bytes::human;
+use crate::event::{CudaMemoryKind, DeviceIndex};
 use crate::ledger::snapshot::Site;
 use crate::view::{OWNER_COLUMNS, OwnerEntry, clean, counted, owner_account, owner_notes, wrap};
 
@@ -27,7 +29,10 @@ const TALL: u16 = 16;
 type OwnerIdentity = (
     OwnerKind,
     Option<Arc<str>>,
+    Option<DeviceIndex>,
     Option<CudaMemoryKind>,
+    Option<AllocationTag>,
+    Option<CommunicatorCall>,
     Option<PoolOfStream>,
     Option<Site>,
 );
@@ -190,8 +195,16 @@ fn owners(entries: &[OwnerEntry]) -> Vec<(&OwnerEntry, &[OwnerEntry])> {
 }
 
 fn identity(row: &OwnerRow) -> OwnerIdentity {
-    let library = row.library.clone();
-    (row.id, library, row.kind, row.pool, row.site.clone())
+    (
+        row.id,
+        row.library.clone(),
+        row.library_device,
+        row.kind,
+        row.tag.clone(),
+        row.communicator.clone(),
+        row.pool,
+        row.site.clone(),
+    )
 }
 
 fn shown(context: &ProcessContext) -> Option<&Waterfall> {
@@ -253,6 +266,28 @@ mod tests {
             context.owners = Some(Arc::new(vec![waterfall]));
         });
         assert_eq!(depths(&screen), parts + 1);
+    }
+
+    #[test]
+    fn a_library_on_a_known_and_an_unknown_device_has_two_rows_to_select() {
+        let mut screen = screen(&[]);
+        screen.update(|context| {
+            let mut waterfall = samples::owners()[0].clone();
+            let is_nccl = |row: &&OwnerRow| row.library.is_some();
+            let known = waterfall.rows.iter().find(is_nccl).cloned();
+            let known = known.expect("a library");
+            let unknown = OwnerRow {
+                library_device: None,
+                ..known.clone()
+            };
+            assert_ne!(known.library_device, None);
+            waterfall.rows = vec![waterfall.rows[0].clone(), known, unknown];
+            context.owners = Some(Arc::new(vec![waterfall]));
+        });
+        let keys = screen.table.rows.iter().map(|row| &row.key);
+        assert_eq!(keys.collect::<HashSet<_>>().len(), 2);
+        let text = screen.drawn(SMALL, &COLOUR).to_string();
+        assert!(text.contains("memory on cuda:?"), "{text}");
     }
 
     #[test]

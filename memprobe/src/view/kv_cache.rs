@@ -23,17 +23,19 @@ pub const fn kv_unit(unit: KvUnit) -> &'static str {
 }
 
 /// Returns the request of a row, or its use in parentheses.
-pub fn kv_usage(row: &KvRow) -> String {
+pub fn kv_usage(row: &KvRow, unit: KvUnit) -> String {
     let words = match row.usage {
         KvUsage::Request => {
             let id = row.request.as_deref().unwrap_or_default();
             return clean(id);
         }
+        KvUsage::Shared if unit == KvUnit::Token => "(prefixes that requests use, counted once)",
         KvUsage::Shared => "(shared by several requests, counted once)",
         KvUsage::Cached => "(cached: no request uses it, kept for requests with the same prefix)",
         KvUsage::Free => "(free)",
         KvUsage::Reserved => "(reserved by the scheduler: null block or padding)",
         KvUsage::Unclaimed => "(in use by no request that was found)",
+        KvUsage::Undivided => "(prefix cache, in use or not: its counts are not in Python)",
         KvUsage::Rest => "(beyond the last unit: padding and rounding)",
     };
     words.to_owned()
@@ -88,6 +90,7 @@ pub fn kv_summary(table: &KvTable) -> String {
         part("shared", KvUsage::Shared),
         part("cached", KvUsage::Cached),
         part("in use by no known request", KvUsage::Unclaimed),
+        part("in a prefix cache", KvUsage::Undivided),
         part("free", KvUsage::Free),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();

@@ -4,7 +4,9 @@ use super::cells;
 use super::segments::{owner, pool_id, pool_name};
 use super::table::{Cell, Column, Tone, columns};
 use super::{FileNames, clean, duration, library_file};
-use crate::attribution::tables::{OwnerKind, OwnerRow, Waterfall, totals_by_kind};
+use crate::attribution::tables::{
+    AllocationTag, CommunicatorCall, OwnerKind, OwnerRow, Waterfall, totals_by_kind,
+};
 use crate::cuda::libraries::purpose;
 use crate::event::bytes::human;
 use crate::event::{Address, Bytes, CudaMemoryKind, DeviceIndex, Frame, Pool, TimeNs};
@@ -25,18 +27,20 @@ pub struct OwnerEntry {
     pub indented: String,
 }
 
-pub const OWNER_COLUMNS: [Column<OwnerEntry>; 21] = columns![|row: OwnerEntry|
+pub const OWNER_COLUMNS: [Column<OwnerEntry>; 23] = columns![|row: OwnerEntry|
     data("device") => row.device,
     data("owner") => row.row.id.into_str(),
     data("depth") => u64::from(row.row.depth),
-    number("bytes", "BYTES").screen(11, 0).tone(Tone::Strong) => i128::from(row.row.bytes),
-    figure("SHARE").screen(7, 50) => Cell::share(row.row.bytes, row.whole),
+    number("bytes", "BYTES").screen(11, 0).tone(Tone::Strong) => bytes(row),
+    figure("SHARE").screen(7, 50) => bytes(row).map(|bytes| Cell::share(bytes, row.whole)),
     label("").not_in_text().screen(10, 128).order(None).tone(Tone::Graph) => Cell::Bar(row.row.bytes.into(), row.whole.into()),
-    number("peak", "PEAK").priority(2).screen(11, 96) => row.row.peak,
+    number("peak", "PEAK").priority(2).screen(11, 96) => bytes(row).and(row.row.peak),
     number("blocks", "BLOCKS").priority(1).screen(7, 84) => row.row.blocks,
     number("allocs", "ALLOCS").priority(3) => row.row.allocs,
     data("library") => row.row.library.as_deref(),
     data("purpose") => row.row.library.as_deref().and_then(purpose),
+    data("tag") => tag(row),
+    data("communicator_call") => communicator_call(row),
     data("space") => row.row.kind.map(|kind| kind.as_str()),
     data("pool") => pool(row).map(|pool| pool.size.as_str()),
     data("pool_owner") => pool(row).map(|pool| owner(pool.owner)),
@@ -49,8 +53,30 @@ pub const OWNER_COLUMNS: [Column<OwnerEntry>; 21] = columns![|row: OwnerEntry|
     label("OWNER").not_in_text().name(0).order(None) => &row.name,
 ];
 
+/// Bytes of a row; `None` for imported memory, whose size only its exporter knows.
+fn bytes(row: &OwnerEntry) -> Option<i128> {
+    let is_known = row.row.kind != Some(CudaMemoryKind::Imported);
+    is_known.then_some(row.row.bytes.into())
+}
+
 fn frame(row: &OwnerEntry) -> Option<&Frame> {
     row.row.site.as_ref()?.frame()
+}
+
+/// Tag of memory that sleeps; `None` if it is not known.
+fn tag(row: &OwnerEntry) -> Option<&str> {
+    match row.row.tag.as_ref()? {
+        AllocationTag::Known(tag) => Some(tag),
+        AllocationTag::Unknown => None,
+    }
+}
+
+/// Function that the communicators of a line serve; `None` if it is not known.
+fn communicator_call(row: &OwnerEntry) -> Option<&str> {
+    match row.row.communicator.as_ref()? {
+        CommunicatorCall::Function(function) => Some(function),
+        CommunicatorCall::Unknown => None,
+    }
 }
 
 fn pool(row: &OwnerEntry) -> Option<Pool> {
@@ -106,6 +132,7 @@ const fn kind_meaning(kind: CudaMemoryKind) -> &'static str {
         CudaMemoryKind::Managed => "managed memory (cudaMallocManaged)",
         CudaMemoryKind::Pinned => "pinned host memory (cudaHostAlloc)",
         CudaMemoryKind::Registered => "registered host memory (cudaHostRegister)",
+        CudaMemoryKind::Imported => "imported by CUDA IPC: size not known, the exporter holds it",
         CudaMemoryKind::Context => "contexts",
     }
 }
@@ -119,7 +146,7 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
         OwnerKind::Process if of.driver.is_some_and(|driver| driver.process.is_some()) => {
             "this process, as the driver counts it".to_owned()
         }
-        OwnerKind::Process => "known memory of this process: the driver's count is not".to_owned(),
+        OwnerKind::Process => "known memory of this process".to_owned(),
         OwnerKind::Context => "CUDA's context and modules".to_owned(),
         OwnerKind::BeforeAttach => {
             "not seen: CUDA's context, modules, and libraries from before attach".to_owned()
@@ -128,9 +155,13 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
             let library = row.library.as_deref().unwrap_or_default();
             let kind = row.kind.map_or("", |kind| kind.as_str());
             let file = clean(library_file(library));
+            let device = match row.library_device {
+                Some(_) => "",
+                None => " on cuda:?",
+            };
             match purpose(library) {
-                Some(purpose) => format!("{file}, {kind} memory: {purpose}"),
-                None => format!("{file}, {kind} memory"),
+                Some(purpose) => format!("{file}, {kind} memory{device}: {purpose}"),
+                None => format!("{file}, {kind} memory{device}"),
             }
         }
         OwnerKind::Line => {
@@ -139,7 +170,13 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
                 || "allocated before attach".to_owned(),
                 |site| names.site(site),
             );
-            of_pool(&site)
+            match &row.communicator {
+                Some(CommunicatorCall::Function(call)) => {
+                    format!("{site}, for {}", clean(call))
+                }
+                Some(CommunicatorCall::Unknown) => format!("{site}, communicator not known"),
+                None => tagged(row, of_pool(&site)),
+            }
         }
         OwnerKind::Reserved => "PyTorch's caching allocator: reserved".to_owned(),
         OwnerKind::Requested => "requested by live tensors".to_owned(),
@@ -151,6 +188,15 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
         OwnerKind::Asleep => "asleep: reserved, but given back to CUDA".to_owned(),
         OwnerKind::NotOnDevice => "reserved, but managed or host memory".to_owned(),
         OwnerKind::Kind => row.kind.map_or("", kind_meaning).to_owned(),
+    }
+}
+
+/// Text of a row with the tag of its memory.
+fn tagged(row: &OwnerRow, text: String) -> String {
+    match &row.tag {
+        Some(AllocationTag::Known(tag)) => format!("tag {}, {text}", clean(tag)),
+        Some(AllocationTag::Unknown) => format!("tag not known, {text}"),
+        None => text,
     }
 }
 
@@ -181,10 +227,16 @@ pub fn owner_account(of: &Waterfall) -> String {
 pub fn owner_notes(of: &Waterfall, now: TimeNs) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(reason) = &of.driver_unknown {
-        notes.push(format!(
-            "The driver's count is not whole: {}.",
-            clean(reason)
-        ));
+        let count = match of.driver {
+            Some(_) => "is not whole",
+            None => "is not known",
+        };
+        let reason = clean(reason);
+        let end = match reason.ends_with(['.', '?', '!']) {
+            true => "",
+            false => ".",
+        };
+        notes.push(format!("The driver's count {count}: {reason}{end}"));
     } else if of.driver.is_none() {
         notes.push("The driver was not asked: the sum has only what memprobe saw.".to_owned());
     }
@@ -216,4 +268,33 @@ pub fn owner_notes(of: &Waterfall, now: TimeNs) -> Vec<String> {
         ));
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Totals;
+
+    #[test]
+    fn a_note_about_the_driver_ends_once() {
+        let note = |reason: &str| {
+            let waterfall = Waterfall {
+                index: DeviceIndex(0),
+                totals: Totals::default(),
+                driver: None,
+                driver_unknown: Some(reason.into()),
+                read: None,
+                rows: Vec::new(),
+            };
+            owner_notes(&waterfall, TimeNs(1)).join(" ")
+        };
+        assert_eq!(
+            note("libnvidia-ml.so.1 was not found: is the NVIDIA driver installed?"),
+            "The driver's count is not known: libnvidia-ml.so.1 was not found: is the NVIDIA driver installed?"
+        );
+        assert_eq!(
+            note("the driver does not list this process"),
+            "The driver's count is not known: the driver does not list this process."
+        );
+    }
 }

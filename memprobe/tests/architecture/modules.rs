@@ -187,7 +187,7 @@ pub const MODULES: &[Module] = &[
     },
     Module {
         name: "attribution",
-        uses: &["event", "torch::names", "ledger"],
+        uses: &["event", "cuda::libraries", "torch::names", "ledger"],
         never: PURE,
     },
     Module {

@@ -40,5 +40,10 @@ struct array_descriptor {
     unsigned flags;
 };
 
+/* CUipcMemHandle, cuda.h; cudaIpcMemHandle_t, driver_types.h */
+struct ipc_handle {
+    char reserved[64];
+};
+
 int cuArray3DCreate_v2(void **out, const struct array_descriptor *descriptor);
 int cuArrayDestroy(void *array);

@@ -246,6 +246,7 @@ impl Program {
             tgid: Tgid(1234),
             blocks: blocks.collect(),
             optimizers: Vec::new(),
+            tags: Vec::new(),
         })));
     }
 

@@ -137,6 +137,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
         time: TimeNs(0),
         tgid: Tgid(1234),
         optimizers: Vec::new(),
+        tags: Vec::new(),
         blocks: vec![
             block(addr, 256 * KIB, TensorKind::Gradient, "model.layer"),
             block(0x1000, 1024 * KIB, TensorKind::Parameter, "model.layer"),
@@ -147,6 +148,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
     let last = BlockLabels {
         blocks: vec![block(addr, 256 * KIB, TensorKind::Gradient, "model.layer")],
         optimizers: Vec::new(),
+        tags: Vec::new(),
         ..names
     };
     program

@@ -151,6 +151,7 @@ mod tests {
             tgid: TGID,
             blocks: blocks.iter().map(labeled).collect(),
             optimizers: Vec::new(),
+            tags: Vec::new(),
         }
     }
 

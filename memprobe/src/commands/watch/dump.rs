@@ -437,6 +437,7 @@ mod tests {
             tgid: TGID,
             blocks: vec![block(512), block(1024)],
             optimizers: Vec::new(),
+            tags: Vec::new(),
         };
         Ok((labels, Consistency::Running))
     }

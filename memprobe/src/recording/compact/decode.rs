@@ -20,7 +20,7 @@ use crate::event::{
     CalledModule, CaptureChange, Context, CudaCall, DeviceIndex, DriverCount, DriverReading, Event,
     LabeledBlock, Losses, MemoryEvent, MemorySegment, Module, Node, PhaseMark, Pool, PoolId,
     PoolOwner, PoolSize, PrivatePoolState, Purpose, PurposeId, Stack, StackId, StackKind,
-    StepSettings, TensorSpec, Tgid, Tid, TimeNs, TimeShare, Totals,
+    StepSettings, TaggedAllocation, TensorSpec, Tgid, Tid, TimeNs, TimeShare, Totals,
 };
 use crate::recording::line::dtype_named;
 use crate::recording::names::{MAX_OPTIMIZERS, PendingNames};
@@ -321,6 +321,11 @@ impl CompactDecoder {
                 self.naming.add(label)?;
                 None
             }
+            record::TAG => {
+                let tagged = self.tag(frame)?;
+                self.naming.add_tag(tagged)?;
+                None
+            }
             record::LABELS => self.labels(frame)?.map(Event::BlockLabels),
             record::BASELINE_LABELS => self.labels(frame)?.map(Event::BaselineLabels),
             record::SEGMENT => {
@@ -526,6 +531,14 @@ impl CompactDecoder {
         })
     }
 
+    fn tag(&mut self, frame: &mut FrameReader<'_>) -> Result<TaggedAllocation, String> {
+        Ok(TaggedAllocation {
+            addr: Address(frame.number()?),
+            size: Bytes(frame.number()?),
+            tag: self.string(frame)?,
+        })
+    }
+
     /// Returns the labels of a moment; `None` if some of them are lost.
     fn labels(&mut self, frame: &mut FrameReader<'_>) -> Result<Option<Arc<BlockLabels>>, String> {
         let (time, tgid, count) = (frame.time()?, Tgid(frame.u32()?), frame.number()?);
@@ -547,13 +560,8 @@ impl CompactDecoder {
                 has_tensor_rate: frame.flag()?,
             });
         }
-        match self.naming.end(count, optimizers) {
-            Ok((blocks, optimizers)) => Ok(Some(Arc::new(BlockLabels {
-                time,
-                tgid,
-                blocks,
-                optimizers,
-            }))),
+        match self.naming.end((time, tgid), count, optimizers) {
+            Ok(labels) => Ok(Some(Arc::new(labels))),
             Err(_) if self.has_damage => Ok(None),
             Err(reason) => Err(reason),
         }

@@ -581,6 +581,12 @@ impl CompactEncoder {
             self.label(block);
             self.close_when_full(emit);
         }
+        for tagged in &labels.tags {
+            self.begin(record::TAG);
+            self.numbers([tagged.addr.0, tagged.size.0]);
+            self.string(&tagged.tag);
+            self.close_when_full(emit);
+        }
         self.is_in_list = false;
         self.begin(end);
         self.time(labels.time);

@@ -44,6 +44,8 @@ impl LabelTracker {
             time: last.time,
             tgid: last.tgid,
             optimizers: last.optimizers.clone(),
+            // The ledger has those of segments that are still there.
+            tags: Vec::new(),
         }))
     }
 }

@@ -32,7 +32,7 @@ pub use seek::{KeyframePlace, RecordedCurve};
 pub(super) use seek::{PartInput, SeekIndex};
 
 /// Version of the compact format. The reader refuses later ones.
-pub const COMPACT_FORMAT: u16 = 4;
+pub const COMPACT_FORMAT: u16 = 5;
 
 /// Length of groups, and share of keyframes in the file.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +98,8 @@ mod record {
     pub(super) const BASELINE_LABELS: u64 = 13;
     /// Answer of the driver about the GPUs.
     pub(super) const DRIVER: u64 = 14;
+    /// Tag of an allocation, before the end of its labels.
+    pub(super) const TAG: u64 = 15;
     /// A memory event of the first class of its frame; the next classes follow.
     pub(super) const MEMORY: u64 = 16;
 }

@@ -358,6 +358,7 @@ fn labels(blocks: u64) -> Event {
         tgid: Tgid(1234),
         blocks: (0..blocks).map(block).collect(),
         optimizers: Vec::new(),
+        tags: Vec::new(),
     }))
 }
 
@@ -379,7 +380,7 @@ fn a_recording_of_a_later_memprobe_asks_for_an_update() {
     file[8] = COMPACT_FORMAT as u8 + 1;
     let error = read(&file).err().unwrap().to_string();
     assert!(
-        error.contains("(format 5, this one reads up to 4): update memprobe"),
+        error.contains("(format 6, this one reads up to 5): update memprobe"),
         "{error}"
     );
 }

@@ -43,6 +43,8 @@ struct PoolRecord<'a> {
     free: u64,
     reserved: u64,
     unclaimed: u64,
+    #[serde(default)]
+    undivided: u64,
     configured_bytes: Option<u64>,
     #[serde(borrow)]
     requests: Bounded<RequestRecord<'a>, MAX_ITEMS>,
@@ -102,6 +104,7 @@ impl<'a> From<&'a KvPool> for PoolRecord<'a> {
             free: pool.free,
             reserved: pool.reserved,
             unclaimed: pool.unclaimed,
+            undivided: pool.undivided,
             configured_bytes: pool.configured.map(|bytes| bytes.0),
             requests: Bounded(requests.collect()),
         }
@@ -127,6 +130,7 @@ impl PoolRecord<'_> {
             free: self.free,
             reserved: self.reserved,
             unclaimed: self.unclaimed,
+            undivided: self.undivided,
             configured: self.configured_bytes.map(Bytes),
         };
         // A sum at the limit may have been cut there.

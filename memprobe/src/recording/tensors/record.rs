@@ -226,6 +226,7 @@ impl SnapshotRecord<'_> {
             tensors,
             objects: self.objects,
             optimizers: Vec::new(),
+            tags: Vec::new(),
             unread: self.unread.0.into_iter().map(Into::into).collect(),
             limit: self.tensor_limit,
             kv: self

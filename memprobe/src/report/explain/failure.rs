@@ -64,8 +64,16 @@ pub struct FailedRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SleepingBytes {
     pub bytes: Bytes,
-    /// Line that got most of it, and its bytes.
-    pub line: Option<(String, Bytes)>,
+    pub largest: Option<SleepingOwner>,
+}
+
+/// Line with most of the memory that sleeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SleepingOwner {
+    pub line: String,
+    /// Tag that the program gave its memory; `None` if it is not known.
+    pub tag: Option<Arc<str>>,
+    pub bytes: Bytes,
 }
 
 /// Call of CUDA that found no memory.
@@ -278,9 +286,11 @@ fn sleeping(device: &DeviceExplanation, failed: &FailedRequest) -> Option<String
     let asleep = failed.asleep.as_ref()?;
     let free = device.gpu?;
     let free = Bytes(free.total.0.saturating_sub(free.used.0));
-    let line = asleep.line.as_ref();
-    let line = line.map_or(String::new(), |(line, bytes)| {
-        format!(" ({} of {})", human(*bytes), clean(line))
+    let line = asleep.largest.as_ref().map_or(String::new(), |largest| {
+        let tag = largest.tag.as_deref();
+        let tag = tag.map_or(String::new(), |tag| format!(", tag {}", clean(tag)));
+        let line = clean(&largest.line);
+        format!(" ({} of {line}{tag})", human(largest.bytes))
     });
     Some(format!(
         "The cause is memory that sleeps, by inference: {} was free on the GPU, but the allocator's limit also counts {} \

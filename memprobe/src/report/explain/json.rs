@@ -94,6 +94,8 @@ fn device<'a>(explanation: &'a Explanation, device: &'a DeviceExplanation) -> Ce
 fn failed(failed: &FailedRequest) -> Cell<'_> {
     let lists = failed.free_lists.as_ref();
     let largest = lists.map(|lists| lists.iter().map(|list| list.largest).max());
+    let sleeping = failed.asleep.as_ref();
+    let sleeping = sleeping.and_then(|asleep| asleep.largest.as_ref());
     Cell::Object(vec![
         ("cause", failed.cause.key().into()),
         ("bytes", failed.size.into()),
@@ -132,10 +134,11 @@ fn failed(failed: &FailedRequest) -> Cell<'_> {
         ),
         (
             "asleep_line",
-            (failed.asleep.as_ref())
-                .and_then(|asleep| asleep.line.as_ref())
-                .map(|(line, _)| line.as_str())
-                .into(),
+            sleeping.map(|largest| largest.line.as_str()).into(),
+        ),
+        (
+            "asleep_tag",
+            sleeping.and_then(|largest| largest.tag.as_deref()).into(),
         ),
         (
             "other_processes",

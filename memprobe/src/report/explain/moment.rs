@@ -3,14 +3,15 @@
 use std::io::BufRead;
 
 use super::failure::{
-    Asker, FailedCall, FailedRequest, OomCause, OomEvidence, SleepingBytes, cause, free_lists,
+    Asker, FailedCall, FailedRequest, OomCause, OomEvidence, SleepingBytes, SleepingOwner, cause,
+    free_lists,
 };
 use super::parts::{PartId, completed};
 use super::recording::part;
 use super::verdict::grows;
 use super::{DeviceExplanation, GpuMemory, MemoryOwner, OwnedBy, measures};
 use crate::attribution::AttributionLedger;
-use crate::attribution::asleep::{asleep, without_sleeping};
+use crate::attribution::asleep::{SleepingLine, asleep, without_sleeping};
 use crate::attribution::failures::{AllocationFailure, FailureFinder};
 use crate::attribution::growth::{Growth, GrowthLedger};
 use crate::attribution::segments::SegmentLedger;
@@ -19,7 +20,7 @@ use crate::attribution::waterfall::unbacked;
 use crate::estimate::what_if::{WhatIf, WhatIfDevice};
 use crate::event::{Bytes, CaptureLevel, DeviceIndex, MemoryEvent};
 use crate::ledger::AnalyzedLedger;
-use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot};
+use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot};
 use crate::recording::{DumpFacts, Reader, RecordingError};
 use crate::view::FileNames;
 
@@ -222,13 +223,17 @@ fn request(
 /// Memory of a device that sleeps, with the name of its line.
 fn sleeping(played: &PlayedMoment, device: DeviceIndex) -> Option<SleepingBytes> {
     let asleep = asleep(&played.ledger, device, Grouping::User)?;
-    let name = |(site, bytes): (Site, Bytes)| {
-        let file = site.frame().into_iter().map(|frame| &frame.file);
-        (FileNames::of(file).site(&site), bytes)
+    let name = |line: SleepingLine| {
+        let file = line.site.frame().into_iter().map(|frame| &frame.file);
+        SleepingOwner {
+            line: FileNames::of(file).site(&line.site),
+            tag: line.tag,
+            bytes: line.bytes,
+        }
     };
     Some(SleepingBytes {
         bytes: asleep.bytes,
-        line: asleep.line.map(name),
+        largest: asleep.largest.map(name),
     })
 }
 

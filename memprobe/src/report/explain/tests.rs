@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::failure::{SleepingBytes, SleepingOwner};
 use super::parts::completed;
 use super::*;
 use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
@@ -426,6 +427,89 @@ fn the_page_of_a_dump_names_the_cause_of_the_failed_request() {
     assert_eq!(failed["cause"], "too_large");
     assert_eq!(failed["bytes"], 40 * GIB);
     assert_eq!(failed["other_processes"][0]["pid"], 7);
+}
+
+/// A dump whose request failed for another cause, with the evidence for it.
+fn failed_for(cause: OomCause) -> Explanation {
+    const MIB: u64 = 1 << 20;
+    let mut explanation = dumped(|time| Some(facts(time)));
+    let device = &mut explanation.devices[0];
+    device.totals = Totals::of(3000 * MIB, 6000 * MIB);
+    device.gpu = Some(GpuMemory {
+        total: Bytes(16 * GIB),
+        used: Bytes(16 * GIB - 100 * MIB),
+        process: Some(Bytes(6900 * MIB)),
+        unbacked: Bytes(0),
+    });
+    device.growth = None;
+    let failed = device.failed.as_mut().unwrap();
+    let list = |name: &str, free: u64, largest: u64| FreeList {
+        name: name.to_owned(),
+        free: Bytes(free * MIB),
+        largest: Bytes(largest * MIB),
+    };
+    failed.size = Bytes(512 * MIB);
+    failed.line = "train.py:88 step".to_owned();
+    failed.cause = cause;
+    match cause {
+        OomCause::Growth => failed.growing = Bytes(2500 * MIB),
+        OomCause::Fragmentation => {
+            failed.free_lists = Some(vec![list("large, default stream", 3000, 90)]);
+        }
+        OomCause::CachedElsewhere => {
+            let lists = [
+                ("large, default stream", 20, 8),
+                ("large, stream 2", 700, 600),
+            ];
+            let lists = lists.map(|(name, free, largest)| list(name, free, largest));
+            failed.free_lists = Some(lists.into());
+        }
+        OomCause::Asleep => {
+            let asleep = Bytes(4000 * MIB);
+            device.gpu = device.gpu.map(|gpu| GpuMemory {
+                used: Bytes(12 * GIB),
+                process: Some(Bytes(2900 * MIB)),
+                unbacked: asleep,
+                ..gpu
+            });
+            failed.asleep = Some(SleepingBytes {
+                bytes: asleep,
+                largest: Some(SleepingOwner {
+                    line: "serve.py:12 load".to_owned(),
+                    tag: Some("weights".into()),
+                    bytes: Bytes(3000 * MIB),
+                }),
+            });
+        }
+        OomCause::TooLarge | OomCause::AnotherProcess | OomCause::Unknown => {}
+    }
+    let parts = [(PartId::Parameters, 2000 * MIB)];
+    device.parts = completed(parts, device.totals, device.gpu);
+    device.returnable = None;
+    device.measures = measures::measures(device);
+    explanation
+}
+
+#[test]
+fn each_cause_of_a_failed_request_has_its_page() {
+    for cause in [
+        OomCause::Growth,
+        OomCause::Fragmentation,
+        OomCause::CachedElsewhere,
+        OomCause::AnotherProcess,
+        OomCause::Asleep,
+        OomCause::Unknown,
+    ] {
+        let explanation = failed_for(cause);
+        let page = written(&explanation, DocumentFormat::Text);
+        assert!(page.lines().count() <= 40, "{page}");
+        insta::assert_snapshot!(format!("the_page_of_the_cause_{}", cause.key()), page);
+        let document = written(&explanation, DocumentFormat::Json);
+        let document: Value = serde_json::from_str(&document).unwrap();
+        let failed = &document["devices"][0]["failed_request"];
+        assert_eq!(failed["cause"], cause.key());
+        assert_eq!(document["verdict"]["id"], "out_of_memory");
+    }
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn labeled() -> Event {
         tgid: Tgid(1234),
         blocks: vec![block],
         optimizers: Vec::new(),
+        tags: Vec::new(),
     };
     Event::BlockLabels(labels.into())
 }

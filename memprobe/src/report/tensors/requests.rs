@@ -12,7 +12,7 @@ use crate::view::{counted, kv_gap, kv_title, kv_unit, kv_usage, percent, server_
 /// Row of a device's cache.
 struct RequestRow<'a> {
     device: Option<TensorDevice>,
-    unit: &'static str,
+    unit: KvUnit,
     row: &'a KvRow,
     /// Text instead of the row's name.
     name: Option<String>,
@@ -115,7 +115,7 @@ fn push_cache(page: &mut Page, cache: &KvTable, options: &TensorOptions) {
 fn named<'a>(cache: &KvTable, row: &'a KvRow) -> RequestRow<'a> {
     RequestRow {
         device: cache.device,
-        unit: cache.unit.as_str(),
+        unit: cache.unit,
         row,
         name: None,
     }
@@ -131,12 +131,12 @@ fn request_columns<'a>(units: &'static str) -> [Column<RequestRow<'a>>; 11] {
         },
         label("REQUEST").width(24, usize::MAX).cut(Cut::Middle) => match &row.name {
             Some(name) => name.clone(),
-            None => kv_usage(row.row),
+            None => kv_usage(row.row, row.unit),
         },
         data("device") => row.device.map(|device| device.to_string()),
         data("usage") => row.row.usage.key(),
         data("request") => row.row.request.as_deref(),
-        data("unit") => row.unit,
+        data("unit") => row.unit.as_str(),
         data("units") => Cell::Count(row.row.units),
         data("shared_units") => Cell::Count(row.row.shared),
         data("bytes") => row.row.bytes,

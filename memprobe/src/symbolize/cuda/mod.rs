@@ -4,6 +4,7 @@ mod contexts;
 mod physical;
 mod size;
 
+use hashbrown::HashMap;
 use memprobe_common::CudaRecord;
 
 use super::segments::{Live, MemoryKey, Owner, Segments, Until, event_of};
@@ -18,6 +19,9 @@ use physical::Physical;
 
 pub use contexts::CallerKind;
 
+/// Most imported allocations that are open more than once; further openings are not counted.
+const MAX_REOPENED: usize = 1 << 16;
+
 /// `CU_MEM_LOCATION_TYPE_DEVICE` (cuda.h).
 const ON_DEVICE: u32 = 1;
 
@@ -25,6 +29,8 @@ const ON_DEVICE: u32 = 1;
 pub struct CudaResolver {
     contexts: CudaContexts,
     physical: Physical,
+    /// Openings of another process's memory that are not closed, by address, beyond the first of each.
+    reopened: HashMap<u64, u64>,
     /// True for a process watched from before its first call: the first use of a context is its begin.
     is_from_the_start: bool,
 }
@@ -139,6 +145,8 @@ impl CudaResolver {
                 segments.record_free(place, call.owner, call.entered(), call.freed(first));
             }
             Effect::Frees(_) => {}
+            Effect::OpensImported => self.open_imported(call, segments),
+            Effect::ClosesImported => self.close_imported(call, segments),
             Effect::CreatesPhysical
             | Effect::RetainsPhysical
             | Effect::ImportsPhysical
@@ -190,6 +198,41 @@ impl CudaResolver {
             Lifetime::Process => Until::ProcessEnds,
         };
         segments.record_alloc(place, until, event);
+    }
+
+    /// A handle that the process has opened before gives the same address, and counts the openings (CUDA Driver API,
+    /// `cuIpcOpenMemHandle`).
+    fn open_imported(&mut self, call: &Call<'_>, segments: &mut Segments) {
+        let addr = call.record.out[0];
+        let key = MemoryKey::Address(addr);
+        if addr == 0 {
+            return;
+        }
+        if segments.is_live(key) {
+            if self.reopened.len() < MAX_REOPENED {
+                *self.reopened.entry(addr).or_default() += 1;
+            }
+            return;
+        }
+        self.reopened.remove(&addr);
+        let current = self.contexts.of(call.tid(), call.caller());
+        let event = MemoryEvent {
+            device: current.device,
+            ..call.event(Action::CudaAlloc, addr, Bytes(0), CudaMemoryKind::Imported)
+        };
+        segments.record_alloc(key, Until::ContextEnds(current.context), event);
+    }
+
+    fn close_imported(&mut self, call: &Call<'_>, segments: &mut Segments) {
+        let [addr, ..] = call.record.args;
+        match self.reopened.get_mut(&addr) {
+            Some(1) => _ = self.reopened.remove(&addr),
+            Some(more) => *more -= 1,
+            None => {
+                let key = MemoryKey::Address(addr);
+                segments.record_free(key, call.owner, call.entered(), call.freed(addr));
+            }
+        }
     }
 
     fn apply_physical(&mut self, call: &Call<'_>, segments: &mut Segments) {

@@ -511,6 +511,22 @@ fn calls_that_were_missed_make_devices_unknown() {
 }
 
 #[test]
+fn memory_of_another_process_is_there_until_its_last_closing() {
+    let mut process = Process::default();
+    let open = gave(0x7000, 0);
+    let close = args([0x7000, 0, 0, 0]);
+    process.call("cudaIpcOpenMemHandle", open);
+    assert_eq!(process.seen(), [(Action::CudaAlloc, 0x7000, 0, None)]);
+    process.call("cuIpcOpenMemHandle_v2", open);
+    process.call("cuIpcCloseMemHandle", close);
+    assert_eq!(process.seen(), []);
+    process.call("cudaIpcCloseMemHandle", close);
+    assert_eq!(process.seen(), [(Action::CudaFree, 0x7000, 0, None)]);
+    process.call("cudaIpcOpenMemHandle", open);
+    assert_eq!(process.seen(), [(Action::CudaAlloc, 0x7000, 0, None)]);
+}
+
+#[test]
 fn any_function_may_be_called_with_any_numbers() {
     let mut process = Process::default();
     for word in [0, 1, 2, 7, 0x1000, u64::MAX - 1, u64::MAX] {

@@ -69,6 +69,7 @@ pub(super) fn read(
         free: 0,
         reserved: 0,
         unclaimed: 0,
+        undivided: 0,
         configured: config.find_map(|config| configured(heap, config)),
     };
     requests.count(&blocks, null, &mut counted);
@@ -243,7 +244,7 @@ fn configured(heap: &Heap<'_, impl ReadMemory>, config: u64) -> Option<Bytes> {
 }
 
 /// Items of a list or tuple; `None` for any other object, and for one that cannot be read as a whole.
-fn items(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<Vec<u64>> {
+pub(super) fn items(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<Vec<u64>> {
     let class = heap.class_of(object)?;
     if !matches!(class.holds, ContainerKind::List | ContainerKind::Tuple) {
         return None;

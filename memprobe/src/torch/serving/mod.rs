@@ -1,10 +1,12 @@
-//! Reads how a server divides its KV cache among requests: from the Python objects of vLLM's or SGLang's scheduler.
+//! Reads how a server divides its KV cache among requests, and the tags of memory that can sleep: from the Python
+//! objects of vLLM or SGLang.
 //!
 //! Names of classes and modules change from version to version, so objects are recognized by their attributes. An
 //! object with other contents than expected makes the layout unknown; nothing is guessed.
 
 mod blocks;
 mod scheduler;
+mod tags;
 mod tokens;
 
 #[cfg(test)]
@@ -14,7 +16,7 @@ use std::sync::Arc;
 
 pub use scheduler::{SchedulerError, pools_of};
 
-use crate::event::{KvCaches, KvGap};
+use crate::event::{KvCaches, KvGap, MAX_TAGS, TaggedAllocation};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
 use crate::python::heap::capture::CaptureMode;
@@ -37,7 +39,11 @@ enum ServingRole {
     Runner,
     TokenAllocator,
     PrefixTree,
+    /// Prefix tree whose counts are in an object of its own.
+    UnifiedTree,
     TokenRequest,
+    /// Allocator whose allocations have tags.
+    TagTable,
     /// A block pool without the attributes that a known version has.
     ForeignPool,
 }
@@ -68,18 +74,25 @@ const ROLES: &[(ServingRole, &[&str])] = &[
         ServingRole::PrefixTree,
         &["evictable_size_", "protected_size_", "root_node"],
     ),
+    // sglang/srt/mem_cache/unified_radix_cache.py@v0.5.23 (`UnifiedRadixCache`), the default.
+    (
+        ServingRole::UnifiedTree,
+        &["tree_core", "token_to_kv_pool_allocator"],
+    ),
     // sglang/srt/managers/schedule_batch.py@v0.5.23 (`Req`).
     (
         ServingRole::TokenRequest,
         &["rid", "origin_input_ids", "output_ids"],
     ),
+    // vllm/device_allocator/cumem.py@9ac9658, @010c211 and later (`CuMemAllocator`).
+    (ServingRole::TagTable, &["pointer_to_data", "current_tag"]),
     // An object that counts a GPU's blocks, in a version with other names.
     (ServingRole::ForeignPool, &["free_block_queue"]),
     (ServingRole::ForeignPool, &["num_gpu_blocks", "block_pool"]),
 ];
 
 /// Every attribute of [`ROLES`].
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 23] = [
     "blocks",
     "free_block_queue",
     "num_gpu_blocks",
@@ -96,9 +109,13 @@ const NAMES: [&str; 19] = [
     "evictable_size_",
     "protected_size_",
     "root_node",
+    "tree_core",
+    "token_to_kv_pool_allocator",
     "rid",
     "origin_input_ids",
     "output_ids",
+    "pointer_to_data",
+    "current_tag",
 ];
 
 /// Objects of a server, by address.
@@ -176,8 +193,19 @@ impl ServingObjects {
         tensors.map(|(_, tensor)| tensor).collect()
     }
 
+    /// Allocations that an allocator in Python has tagged.
+    pub(super) fn tags(&self, heap: &Heap<'_, impl ReadMemory>) -> Vec<TaggedAllocation> {
+        let tables = self.of(ServingRole::TagTable);
+        let mut tags: Vec<_> = tables.flat_map(|table| tags::read(heap, table)).collect();
+        tags.truncate(MAX_TAGS);
+        tags
+    }
+
     /// Reads everything into the image that may lie elsewhere than in an earlier scan.
     pub(super) fn follow(&self, heap: &Heap<'_, impl ReadMemory>) {
+        for table in self.of(ServingRole::TagTable) {
+            tags::read(heap, table);
+        }
         for manager in self.of(ServingRole::RequestBlocks) {
             blocks::follow(heap, manager);
         }

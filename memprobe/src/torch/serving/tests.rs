@@ -14,6 +14,25 @@ fn caches(heap: FakeHeap, lengths: &[(u64, u64)]) -> (KvCaches, Vec<u64>) {
     read(&memory, layout, interpreter, lengths)
 }
 
+fn tags(heap: FakeHeap) -> Vec<(u64, u64, String)> {
+    let layout = heap.layout;
+    let (memory, interpreter) = heap.finish();
+    let heap = Heap::of(&memory, layout);
+    let tags = found(&heap, &memory, interpreter).tags(&heap);
+    let tags = tags.iter();
+    tags.map(|tagged| (tagged.addr.0, tagged.size.0, tagged.tag.to_string()))
+        .collect()
+}
+
+fn found(heap: &Heap<'_, FakeMemory>, memory: &FakeMemory, interpreter: u64) -> ServingObjects {
+    let collector = &heap.layout.heap.collector;
+    let mut listed = Vec::new();
+    // A damaged list ends early.
+    let _ = collector::walk(memory, collector, interpreter, WalkExtent::All, &mut listed);
+    let scan = ProcessScan::of(heap, &listed);
+    ServingObjects::find(heap, &scan.objects)
+}
+
 fn read(
     memory: &FakeMemory,
     layout: &'static PythonLayout,
@@ -21,12 +40,7 @@ fn read(
     lengths: &[(u64, u64)],
 ) -> (KvCaches, Vec<u64>) {
     let heap = Heap::of(memory, layout);
-    let collector = &layout.heap.collector;
-    let mut listed = Vec::new();
-    // A damaged list ends early.
-    let _ = collector::walk(memory, collector, interpreter, WalkExtent::All, &mut listed);
-    let scan = ProcessScan::of(&heap, &listed);
-    let objects = ServingObjects::find(&heap, &scan.objects);
+    let objects = found(&heap, memory, interpreter);
     let length = |object| {
         let known = lengths.iter().find(|(tensor, _)| *tensor == object);
         known.map(|(_, length)| *length)
@@ -116,6 +130,7 @@ fn each_block_counts_once() {
             free: 1,
             reserved: 1,
             unclaimed: 1,
+            undivided: 0,
             configured: None,
         };
         assert_eq!(caches.pools, [expected]);
@@ -166,59 +181,139 @@ fn a_worker_without_a_scheduler_says_so() {
     }
 }
 
+/// Tree that keeps prefixes of requests.
+#[derive(Clone, Copy, Debug)]
+enum Tree {
+    Single,
+    Unified,
+    /// Without counts in Python.
+    Foreign,
+}
+
+/// Makes a tree with 200 cached slots and 40 of running requests.
+fn make_tree(heap: &mut FakeHeap, tree: Tree, other: u64) {
+    let [evictable, protected, full, swa] = [200, 40, 0, 1].map(|it| heap.int(it));
+    match tree {
+        Tree::Single => {
+            let class = heap.python_class("Tree", "engine", &["root_node"]);
+            let fields = [
+                ("root_node", other),
+                ("evictable_size_", evictable),
+                ("protected_size_", protected),
+            ];
+            heap.with_dict(class, &fields);
+        }
+        Tree::Unified | Tree::Foreign => {
+            let class = heap.python_class("Core", "engine", &["page_size"]);
+            let sizes = [evictable, protected].map(|size| heap.dict(&[(swa, full), (full, size)]));
+            let fields = [
+                ("page_size", full),
+                ("component_evictable_size_", sizes[0]),
+                ("component_protected_size_", sizes[1]),
+            ];
+            let known = match tree {
+                Tree::Unified => &fields[..],
+                _ => &fields[..1],
+            };
+            let core = heap.with_dict(class, known);
+            let class = heap.python_class("UnifiedTree", "engine", &["tree_core"]);
+            let fields = [("tree_core", core), ("token_to_kv_pool_allocator", other)];
+            heap.with_dict(class, &fields);
+        }
+    }
+}
+
+/// Makes an allocator of 1000 slots in pages of 10, and a request with 25 slots of its own. Returns the tensors of its
+/// free pages, with their lengths.
+fn token_pool(heap: &mut FakeHeap, tree: Tree) -> [(u64, u64); 2] {
+    let tensor_class = heap.class("torch._C.TensorBase", 0, 0);
+    let [free, staged, keys] = [(); 3].map(|()| heap.object(tensor_class, 32));
+    let staging = heap.list(&[staged]);
+    let keys = heap.list(&[keys]);
+    let [size, page, number, protected, all] = [1000, 10, 3, 40, 65].map(|it| heap.int(it));
+    let class = heap.python_class("Pool", "engine", &["k_buffer"]);
+    let cache = heap.with_dict(class, &[("k_buffer", keys)]);
+    let class = heap.python_class("Allocator", "engine", &["size"]);
+    let fields = [
+        ("size", size),
+        ("page_size", page),
+        ("free_pages", free),
+        ("staged_pages", staging),
+        ("_kvcache", cache),
+    ];
+    heap.with_dict(class, &fields);
+    make_tree(heap, tree, cache);
+    let class = heap.python_class("State", "engine", &["req_pool_idx"]);
+    let fields = [
+        ("req_pool_idx", number),
+        ("cache_protected_len", protected),
+        ("kv_allocated_len", all),
+    ];
+    let state = heap.with_dict(class, &fields);
+    let class = heap.python_class("Req", "engine", &["rid"]);
+    let id = heap.text("abc");
+    let fields = [
+        ("rid", id),
+        ("origin_input_ids", keys),
+        ("output_ids", keys),
+        ("kv", state),
+    ];
+    heap.with_dict(class, &fields);
+    [(free, 70), (staged, 2)]
+}
+
 #[test]
 fn slots_of_tokens_are_counted_by_lengths() {
     for layout in &LAYOUTS {
+        for tree in [Tree::Single, Tree::Unified, Tree::Foreign] {
+            let mut heap = FakeHeap::new(layout);
+            let lengths = token_pool(&mut heap, tree);
+            let (caches, _) = caches(heap, &lengths);
+            let [pool] = &caches.pools[..] else {
+                panic!("one pool: {caches:?}");
+            };
+            assert_eq!(pool.requests, [request("abc", 25, 40)]);
+            assert_eq!([pool.free, pool.reserved], [720, 10]);
+            let divided = [pool.cached, pool.shared, pool.unclaimed, pool.undivided];
+            let expected = match tree {
+                Tree::Single | Tree::Unified => [200, 40, 15, 0],
+                Tree::Foreign => [0, 0, 0, 255],
+            };
+            assert_eq!(divided, expected, "{tree:?}");
+            assert_eq!(pool.counted(), pool.total);
+        }
+    }
+}
+
+#[test]
+fn allocations_of_an_allocator_in_python_have_tags() {
+    for layout in &LAYOUTS {
         let mut heap = FakeHeap::new(layout);
-        let tensor_class = heap.class("torch._C.TensorBase", 0, 0);
-        let [free, staged, keys] = [(); 3].map(|()| heap.object(tensor_class, 32));
-        let staging = heap.list(&[staged]);
-        let keys = heap.list(&[keys]);
-        let [size, page, number, protected, all] = [1000, 10, 3, 40, 65].map(|it| heap.int(it));
-        let class = heap.python_class("Pool", "engine", &["k_buffer"]);
-        let cache = heap.with_dict(class, &[("k_buffer", keys)]);
-        let class = heap.python_class("Allocator", "engine", &["size"]);
-        let fields = [
-            ("size", size),
-            ("page_size", page),
-            ("free_pages", free),
-            ("staged_pages", staging),
-            ("_kvcache", cache),
-        ];
-        heap.with_dict(class, &fields);
-        let class = heap.python_class("Tree", "engine", &["root_node"]);
-        let evictable = heap.int(200);
-        let fields = [
-            ("root_node", cache),
-            ("evictable_size_", evictable),
-            ("protected_size_", protected),
-        ];
-        heap.with_dict(class, &fields);
-        let class = heap.python_class("State", "engine", &["req_pool_idx"]);
-        let fields = [
-            ("req_pool_idx", number),
-            ("cache_protected_len", protected),
-            ("kv_allocated_len", all),
-        ];
-        let state = heap.with_dict(class, &fields);
-        let class = heap.python_class("Req", "engine", &["rid"]);
-        let id = heap.text("abc");
-        let fields = [
-            ("rid", id),
-            ("origin_input_ids", keys),
-            ("output_ids", keys),
-            ("kv", state),
-        ];
-        heap.with_dict(class, &fields);
-        let (caches, _) = caches(heap, &[(free, 70), (staged, 2)]);
-        let [pool] = &caches.pools[..] else {
-            panic!("one pool: {caches:?}");
+        let texts = ["weights", "kv_cache", "default"].map(|text| heap.text(text));
+        let [weights, kv_cache, current] = texts;
+        let class = heap.python_class("AllocationData", "engine", &["tag"]);
+        let entry = |heap: &mut FakeHeap, addr: i32, own: i32, tag: u64| {
+            let [device, size, key, own, handle] = [0, 4096, addr, own, 7].map(|it| heap.int(it));
+            let handle = heap.tuple(&[device, size, own, handle]);
+            let data = heap.with_dict(class, &[("tag", tag), ("handle", handle)]);
+            (key, data)
         };
-        assert_eq!(pool.requests, [request("abc", 25, 40)]);
-        let parts = [pool.free, pool.cached, pool.shared, pool.reserved];
-        assert_eq!(parts, [720, 200, 40, 10]);
-        assert_eq!(pool.unclaimed, 15);
-        assert_eq!(pool.counted(), pool.total);
+        let entries = [
+            entry(&mut heap, 0x20000, 0x20000, kv_cache),
+            entry(&mut heap, 0x10000, 0x10000, weights),
+            // Another address in the handle; a tag that is no text.
+            entry(&mut heap, 0x30000, 0x40000, weights),
+            entry(&mut heap, 0x50000, 0x50000, 0),
+        ];
+        let table = heap.dict(&entries);
+        let class = heap.python_class("Allocator", "engine", &["current_tag"]);
+        let fields = [("pointer_to_data", table), ("current_tag", current)];
+        heap.with_dict(class, &fields);
+        let expected = [
+            (0x10000, 4096, "weights".to_owned()),
+            (0x20000, 4096, "kv_cache".to_owned()),
+        ];
+        assert_eq!(tags(heap), expected);
     }
 }
 

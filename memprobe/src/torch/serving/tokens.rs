@@ -2,7 +2,9 @@
 //!
 //! The indices of free slots are a tensor on the GPU, which memprobe does not read. Its length is in host memory.
 
-use super::{LayoutUnknown, ServingObjects, ServingRole, class_name, count, field, is_none};
+use super::{
+    LayoutUnknown, ServingObjects, ServingRole, class_name, count, field, is_none, number,
+};
 use crate::event::{KvPool, KvRequest, KvUnit};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
@@ -42,14 +44,10 @@ fn pool(
         }
     }
     let free = free.checked_mul(page)?;
-    let mut trees = objects.of(ServingRole::PrefixTree);
-    let (cached, shared) = match (trees.next(), trees.next()) {
-        (None, _) => (0, 0),
-        (Some(tree), None) => (
-            count(heap, tree, "evictable_size_")?,
-            count(heap, tree, "protected_size_")?,
-        ),
-        (Some(_), Some(_)) => return None,
+    let prefixes = prefixes(heap, objects)?;
+    let (cached, shared) = match prefixes {
+        PrefixCounts::Known { cached, shared } => (cached, shared),
+        PrefixCounts::Unknown => (0, 0),
     };
     let requests = objects.of(ServingRole::TokenRequest);
     let requests: Vec<KvRequest> = requests.filter_map(|at| request(heap, at)).collect();
@@ -60,6 +58,12 @@ fn pool(
         .checked_add(cached)?
         .checked_add(shared)?
         .checked_add(own)?;
+    // Slots of pages that are not full, and of requests that are about to end.
+    let rest = size.checked_sub(known)?;
+    let (unclaimed, undivided) = match prefixes {
+        PrefixCounts::Known { .. } => (rest, 0),
+        PrefixCounts::Unknown => (0, rest),
+    };
     Some(KvPool {
         scheduler: None,
         class: class_name(heap, allocator),
@@ -72,10 +76,58 @@ fn pool(
         cached,
         free,
         reserved: page,
-        // Slots of pages that are not full, and of requests that are about to end.
-        unclaimed: size.checked_sub(known)?,
+        unclaimed,
+        undivided,
         configured: None,
     })
+}
+
+/// Slots in a prefix tree.
+#[derive(Clone, Copy)]
+enum PrefixCounts {
+    /// Slots that no request uses, and those of running requests.
+    Known { cached: u64, shared: u64 },
+    /// The counts are not in Python: the default tree of 0.5.23 is written in Rust.
+    Unknown,
+}
+
+/// Reads the one prefix tree of a process; `None` if there are several, or it lacks an attribute.
+fn prefixes(heap: &Heap<'_, impl ReadMemory>, objects: &ServingObjects) -> Option<PrefixCounts> {
+    let known = |cached, shared| PrefixCounts::Known { cached, shared };
+    let single = objects.of(ServingRole::PrefixTree);
+    let unified = objects.of(ServingRole::UnifiedTree);
+    let trees: Vec<_> = (single.map(|tree| (tree, None)))
+        .chain(unified.map(|tree| (tree, field(heap, tree, "tree_core"))))
+        .collect();
+    Some(match trees[..] {
+        [] => known(0, 0),
+        [(tree, None)] => known(
+            count(heap, tree, "evictable_size_")?,
+            count(heap, tree, "protected_size_")?,
+        ),
+        [(_, Some(core))] => {
+            let sizes = ["component_evictable_size_", "component_protected_size_"];
+            match sizes.map(|name| field(heap, core, name)) {
+                [Some(cached), Some(shared)] => {
+                    known(full_size(heap, cached)?, full_size(heap, shared)?)
+                }
+                _ => PrefixCounts::Unknown,
+            }
+        }
+        _ => return None,
+    })
+}
+
+/// Size of the component `FULL`, whose number is 0, in a dict by component
+/// (sglang/srt/mem_cache/unified_cache/component_type.py@v0.5.23).
+fn full_size(heap: &Heap<'_, impl ReadMemory>, sizes: u64) -> Option<u64> {
+    let mut size = None;
+    let read = heap.entries(sizes, |entry| {
+        if number(heap, entry.key) == Some(0) {
+            size = number(heap, entry.value);
+        }
+    });
+    read.ok().and(size)
 }
 
 /// Returns a request that has slots. Those of its prefix belong to the tree

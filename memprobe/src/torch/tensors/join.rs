@@ -69,6 +69,7 @@ pub fn join(
     let optimizers = &moment.optimizers;
     snapshot.optimizers.clone_from(&optimizers.settings);
     snapshot.kv.clone_from(&found.kv);
+    snapshot.tags.clone_from(&found.tags);
     let named = names::name(&paths, &tree, optimizers, &of_python, &snapshot.tensors);
     for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
         take_name(tensor, named);

@@ -20,7 +20,9 @@ use super::objects::graph::{self, RawGraph};
 use super::objects::{LayoutError, LayoutOrigin, Layouts};
 use super::serving::ServingObjects;
 use crate::event::tensors::TensorSnapshot;
-use crate::event::{Bytes, DeviceSegments, KvCaches, PoolOwner, PrivateFree, Target, Tgid};
+use crate::event::{
+    Bytes, DeviceSegments, KvCaches, PoolOwner, PrivateFree, TaggedAllocation, Target, Tgid,
+};
 use crate::process::facts;
 use crate::process::maps::Maps;
 use crate::process::memory::{ProcessMemory, ReadMemory};
@@ -208,6 +210,7 @@ impl HeapReader for TensorReader<'_> {
         moment.cached.extend(found.serving.cache_tensors(&heap));
         let length = |object| found.length(object);
         found.kv = found.serving.pools(&heap, length, moment.mode);
+        found.tags = found.serving.tags(&heap);
         moment.classes = heap.into_classes();
         // The process's tensors fit no layout.
         moment.is_torn = matches!(found.layouts, Some(Err(LayoutError::UnknownLayout(_))));
@@ -279,6 +282,7 @@ struct Found {
     /// Objects of a server's scheduler and its workers.
     serving: ServingObjects,
     kv: KvCaches,
+    tags: Vec<TaggedAllocation>,
 }
 
 impl Default for Found {
@@ -291,6 +295,7 @@ impl Default for Found {
             allocator: Ok(None),
             serving: ServingObjects::default(),
             kv: KvCaches::default(),
+            tags: Vec::new(),
         }
     }
 }

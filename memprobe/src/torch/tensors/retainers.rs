@@ -305,6 +305,7 @@ mod tests {
             allocator: Ok(None),
             serving: Default::default(),
             kv: Default::default(),
+            tags: Vec::new(),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::super::samples::frame;
-use crate::attribution::tables::{OwnerKind, OwnerRow, PoolOfStream, Waterfall};
+use crate::attribution::tables::{
+    AllocationTag, CommunicatorCall, OwnerKind, OwnerRow, PoolOfStream, Waterfall,
+};
 use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, Pool, PoolOwner, PoolSize, TimeNs, Totals};
 use crate::ledger::DriverMemoryState;
 use crate::ledger::snapshot::Site;
@@ -24,6 +26,7 @@ fn library(path: &str, bytes: i64, blocks: u64) -> OwnerRow {
         peak: Some(Bytes(bytes.unsigned_abs())),
         blocks: Some(blocks),
         library: Some(path.into()),
+        library_device: Some(DeviceIndex(0)),
         kind: Some(CudaMemoryKind::Device),
         ..OwnerRow::new(OwnerKind::Library, 1, bytes)
     }
@@ -57,8 +60,14 @@ pub fn owners() -> Arc<Vec<Waterfall>> {
         context,
         line(0, 12, "main"),
         library("/v/nvidia/nccl/lib/libnccl.so.2", 1024 * MIB, 16),
-        line(768 * MIB, 31, "setup"),
-        line(256 * MIB, 88, "all_reduce"),
+        OwnerRow {
+            communicator: Some(CommunicatorCall::Function("new_group".into())),
+            ..line(768 * MIB, 31, "setup")
+        },
+        OwnerRow {
+            communicator: Some(CommunicatorCall::Unknown),
+            ..line(256 * MIB, 88, "reduce")
+        },
         library("/opt/plan/libplan\u{1b}[2J.so", 91 * MIB, 3),
         OwnerRow::new(OwnerKind::Reserved, 1, 8192 * MIB),
         OwnerRow::new(OwnerKind::Requested, 2, 6100 * MIB),
@@ -68,6 +77,7 @@ pub fn owners() -> Arc<Vec<Waterfall>> {
         asleep,
         OwnerRow {
             pool: Some(large),
+            tag: Some(AllocationTag::Known("weights".into())),
             ..line(-1024 * MIB, 140, "sleep")
         },
     ];

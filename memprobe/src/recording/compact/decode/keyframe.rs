@@ -152,6 +152,11 @@ impl KeyframeDecoder {
                 // The record at the end counts them.
                 return Ok(());
             }
+            record::TAG => {
+                let tagged = self.decoder.tag(frame)?;
+                self.decoder.naming.add_tag(tagged)?;
+                return Ok(());
+            }
             record::LABELS => self.state.labels = self.decoder.labels(frame)?,
             record::BASELINE_LABELS => self.state.baseline_labels = self.decoder.labels(frame)?,
             record::SEGMENTS => {

@@ -46,11 +46,19 @@ fn snapshots(ledger: &Ledger) -> [Snapshot; 2] {
 }
 
 /// State of a ledger at a moment.
-type LedgerState = ([Snapshot; 2], Vec<SegmentMemory>, DriverMemories);
+type LedgerState = ([Snapshot; 2], Vec<SegmentState>, DriverMemories);
+
+/// Memory of a segment, and its tag.
+type SegmentState = (SegmentMemory, Option<Arc<str>>);
 
 fn state(ledger: &Ledger) -> LedgerState {
-    let segments = ledger.segment_memory().copied().collect();
-    (snapshots(ledger), segments, ledger.driver().clone())
+    let segments = ledger.segment_memory();
+    let segments = segments.map(|memory| (*memory, ledger.segment_tag(memory.addr).cloned()));
+    (
+        snapshots(ledger),
+        segments.collect(),
+        ledger.driver().clone(),
+    )
 }
 
 /// States after each number of memory events, of a replay that goes on from a ledger.

@@ -117,6 +117,7 @@ fn long_loop(rounds: u64) -> Vec<Event> {
             })
             .collect(),
         optimizers: Vec::new(),
+        tags: Vec::new(),
     })));
     // One of the labelled blocks ends, and its address is used again.
     push(&mut events, Action::Free, 0x7e00_0000_0000, MIB, 0);

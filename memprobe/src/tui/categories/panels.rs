@@ -7,13 +7,14 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 use super::super::plot::{PlotFrame, PlotScale, columns};
+use super::super::table_screen::cell_text;
 use super::super::theme::Theme;
 use crate::attribution::tables::{
     Category, DeviceCategories, IterationRow, Portion, Portions, Source,
 };
 use crate::event::Bytes;
-use crate::event::bytes::short;
-use crate::view::{count, duration, fit, iteration, iterations_by, span};
+use crate::view::table::{self, Align, Column, OnScreen};
+use crate::view::{duration, fit, iteration, iterations_by, span};
 
 pub const fn letter(portion: Portion) -> &'static str {
     match portion {
@@ -97,16 +98,14 @@ fn portion_at(point: &Portions, top: u128, row: u16, rows: u16) -> Option<Portio
     most.1.filter(|_| covered * 2 >= top)
 }
 
-/// Columns: head, width, and minimum width of a table that shows the column.
-const COLUMNS: [(&str, usize, u16); 5] = [
-    ("TOOK", 12, 0),
-    ("PEAK", 9, 0),
-    ("LIVE AT END", 12, 54),
-    ("CACHED", 9, 64),
-    ("ALLOCS", 9, 74),
+const ITERATION_COLUMNS: [Column<IterationRow>; 6] = table::columns![|row: IterationRow|
+    label("ITERATION").screen(14, 0) => iteration(row.number, row.kind),
+    figure("TOOK").screen(12, 0) => took(Duration::from_nanos(row.length)),
+    figure("PEAK").short().screen(9, 0) => row.peak,
+    figure("LIVE AT END").short().screen(12, 54) => row.end.allocated,
+    figure("CACHED").short().screen(9, 64) => row.end.cached(),
+    figure("ALLOCS").screen(9, 74) => row.allocs,
 ];
-
-const NAME: usize = 14;
 
 pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     if area.is_empty() {
@@ -115,10 +114,7 @@ pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategorie
     let available = usize::from(area.width);
     let head = Rect { height: 1, ..area };
     buffer.set_style(head, theme.bar());
-    let mut text = format!("  {:<NAME$}", "ITERATION");
-    for (head, wide, _) in shown(area.width) {
-        text.push_str(&format!(" {head:>wide$}"));
-    }
+    let mut text = line(area.width, |column, _| column.head.to_owned());
     let by = format!("   by {}", iterations_by(device.source));
     if device.source != Source::Nothing && text.len() + by.len() < available {
         text.push_str(&by);
@@ -133,31 +129,28 @@ pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategorie
         return;
     }
     for (row, y) in device.iterations.iter().zip(area.y + 1..area.bottom()) {
-        let text = fit(&line(row, area.width), available, theme.glyphs.cut);
+        let text = line(area.width, |column, screen| {
+            let wide = usize::from(screen.wide);
+            cell_text(&(column.value)(row), screen.precision, wide, theme)
+        });
+        let text = fit(&text, available, theme.glyphs.cut);
         buffer.set_stringn(area.x, y, text, available, Style::new());
     }
 }
 
-fn shown(width: u16) -> impl Iterator<Item = (&'static str, usize, u16)> {
-    let all = COLUMNS.into_iter();
-    all.filter(move |(.., least)| width >= *least)
-}
-
-fn line(row: &IterationRow, width: u16) -> String {
-    let cells = [
-        took(Duration::from_nanos(row.length)),
-        short(row.peak),
-        short(row.end.allocated),
-        short(row.end.cached()),
-        count(row.allocs),
-    ];
-    let mut text = format!("  {:<NAME$}", iteration(row.number, row.kind));
-    for ((_, wide, least), cell) in COLUMNS.into_iter().zip(cells) {
-        if width >= least {
-            text.push_str(&format!(" {cell:>wide$}"));
+/// Joins the texts of the columns that fit a width.
+fn line(width: u16, text: impl Fn(&Column<IterationRow>, &OnScreen) -> String) -> String {
+    let mut line = " ".to_owned();
+    for column in &ITERATION_COLUMNS {
+        if let Some(screen) = column.screen.filter(|screen| width >= screen.least) {
+            let (wide, text) = (usize::from(screen.wide), text(column, &screen));
+            line.push_str(&match column.align {
+                Align::Right => format!(" {text:>wide$}"),
+                Align::Left | Align::Trail => format!(" {text:<wide$}"),
+            });
         }
     }
-    text
+    line
 }
 
 /// Formats a duration; one below a second in milliseconds.

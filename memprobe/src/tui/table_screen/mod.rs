@@ -27,7 +27,7 @@ use crate::view::clean;
 use crate::view::table::Column;
 #[cfg(test)]
 pub use columns::TableSort;
-pub use columns::{bar, further};
+pub use columns::{bar, cell_text, further};
 pub use draw::draw_text;
 pub use layout::{Needs, SIDE_BY_SIDE, SMALLEST, ScreenLayout, cut_at};
 pub use rows::{Fold, Query, RowOf, TableOf, TableRow};

@@ -1,8 +1,8 @@
 //! Attaches memprobe's probes without the rest of memprobe, to measure the cost on the kernel's side.
 //!
 //! `probes_alone PID filtered` attaches them with a filter that rejects every process: the minimum cost of a
-//! uprobe at these places; `filtered-perf-events` does so by the links of older kernels. `probes_alone PID discarded` runs them in full and discards their records. Both
-//! print `ready` and run until standard input ends.
+//! uprobe at these places; `filtered-perf-events` does so by the links of older kernels. `probes_alone PID
+//! discarded` runs them in full and discards their records. All print `ready` and run until standard input ends.
 //!
 //! `probes_alone PID timed` works like `discarded`, and lets the kernel time the programs. For every line on
 //! standard input it prints the totals so far of the allocator's program as `RUNS NANOSECONDS`.

@@ -256,7 +256,7 @@ fn missed_bytes_are_reported(environment: &TestEnvironment) -> bool {
         .arg("record")
         .arg("-o")
         .arg(&run)
-        .args(["--duration", "1s"]);
+        .args(["--duration", "2s"]);
     command
         .arg("--")
         .arg(family.path("family"))

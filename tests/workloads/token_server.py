@@ -15,7 +15,9 @@ import json
 import os
 import pathlib
 import random
+import sys
 import time
+from typing import Optional
 
 import torch
 
@@ -156,11 +158,15 @@ class RadixCache(Counts):
         self.evictable_size_, self.protected_size_ = self.evictable, self.protected
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+# SGLang wants Python 3.10, which has both.
+SLOTTED = {"slots": True, "kw_only": True} if sys.version_info >= (3, 10) else {}
+
+
+@dataclasses.dataclass(**SLOTTED)
 class ReqKvInfo:
     """sglang/srt/managers/schedule_batch.py"""
 
-    req_pool_idx: int | None = None
+    req_pool_idx: Optional[int] = None
     cache_protected_len: int = 0
     cache_inserted_len: int = 0
     kv_committed_len: int = 0

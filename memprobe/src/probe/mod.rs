@@ -21,6 +21,5 @@ pub mod preflight;
 pub mod prologue;
 pub mod refusal;
 pub mod ring;
-mod run_history;
 pub mod tracepoint;
 pub mod watched;

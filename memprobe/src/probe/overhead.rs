@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result};
 use aya::sys::{Stats, enable_stats};
 use hashbrown::HashMap;
 
-use super::loader::{ALLOCATOR_ENTRY, EVENT_WITH_STACK, Loader, Reach};
-use super::run_history::RunHistory;
+use super::loader::{ALLOCATOR_ENTRY, EVENT_WITH_STACK, Loader, Reach, RunTime};
 use crate::event::{ProbeCost, Tgid};
 use crate::process::maps::Maps;
 
@@ -22,6 +21,11 @@ const CALLS: u32 = 40;
 /// caches are cold. On the machine of docs/guide/src/cost.md a trap takes 0.76 µs here and 1.2 µs there. The factor is
 /// larger, so that the estimate agrees with the measured cost of `memprobe attach`, program and reader included.
 const COLD: f64 = 2.0;
+
+/// Longest time of a run that counts. A run with 200 Python frames takes 3.6 µs. The kernel measures by the clock, so that
+/// a run in the middle of which another thread gets the processor, as when a new stack wakes the reader, takes
+/// milliseconds on a busy machine (`__bpf_prog_run`, include/linux/filter.h).
+const LONGEST_RUN: Duration = Duration::from_micros(50);
 
 /// Time from the probed instruction to the program and back.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +41,7 @@ struct TrapTimes {
 pub struct ProbeMeter {
     _counting: OwnedFd,
     trap: TrapTimes,
-    programs: HashMap<String, RunHistory>,
+    last: HashMap<String, RunTime>,
 }
 
 /// Kind of the probes that processes hit.
@@ -65,7 +69,7 @@ impl ProbeMeter {
         let mut meter = Self {
             _counting: counting,
             trap,
-            programs: HashMap::new(),
+            last: HashMap::new(),
         };
         // What was counted so far is the calibration's.
         meter.take(loader, ProbedInstructions::Emulated);
@@ -80,9 +84,9 @@ impl ProbeMeter {
         };
         let mut cost = ProbeCost::default();
         for (name, now) in loader.run_times() {
-            let history = self.programs.entry_ref(name).or_default();
-            let since = history.add(now);
-            let spent = since.total + trap.mul_f64(since.runs as f64);
+            let last = self.last.entry_ref(name).or_default();
+            let spent = spent_since(*last, now, trap);
+            *last = now;
             match name {
                 "empty_generic" | "empty_strided_generic" => cost.shapes += spent,
                 // Its own probes are those of nodes and a few marks; blocks reach it through the allocator's program.
@@ -92,6 +96,13 @@ impl ProbeMeter {
         }
         cost
     }
+}
+
+/// Returns the time that the runs since `last` took, traps included.
+fn spent_since(last: RunTime, now: RunTime, trap: Duration) -> Duration {
+    let runs = now.runs.saturating_sub(last.runs) as f64;
+    let total = now.total.saturating_sub(last.total);
+    total.min(LONGEST_RUN.mul_f64(runs)) + trap.mul_f64(runs)
 }
 
 /// Stands for a probed function: it begins with an instruction that the kernel emulates. Its fifth argument is no CUDA
@@ -144,4 +155,30 @@ fn median_call(function: Probed) -> Duration {
         .collect();
     rounds.sort_unstable();
     rounds[ROUNDS / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRAP: Duration = Duration::from_micros(2);
+
+    fn counters(runs: u64, total: Duration) -> RunTime {
+        RunTime { runs, total }
+    }
+
+    #[test]
+    fn runs_cost_their_time_and_a_trap_each() {
+        let last = counters(100, Duration::from_micros(150));
+        let now = counters(110, Duration::from_micros(190));
+        assert_eq!(spent_since(last, now, TRAP), Duration::from_micros(60));
+        assert_eq!(spent_since(now, now, TRAP), Duration::ZERO);
+    }
+
+    #[test]
+    fn time_of_another_thread_in_the_middle_of_a_run_does_not_count() {
+        let now = counters(2, Duration::from_millis(65));
+        let spent = spent_since(RunTime::default(), now, TRAP);
+        assert_eq!(spent, Duration::from_micros(104));
+    }
 }

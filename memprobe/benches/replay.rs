@@ -23,9 +23,9 @@ use memprobe::replay::Player;
 #[path = "../tests/counting_allocator/mod.rs"]
 mod counting_allocator;
 
-/// Memory events of the recording; of a shorter one that has a keyframe.
+/// Memory events of the recording; of a shorter one that has a keyframe: a group ends with its third full frame.
 const EVENTS: u64 = 1_000_000;
-const TESTED_EVENTS: u64 = 300_000;
+const TESTED_EVENTS: u64 = 420_000;
 
 const STACKS: u64 = 300;
 

@@ -194,8 +194,8 @@ impl Watching {
 
     /// Gives a row to a process that has ended and still has memory by the driver's lists.
     fn show_zombie(&mut self, tgid: Tgid, parent: Tgid) {
-        // While its own end is shown, or as a zombie.
-        if self.zombies.contains(&tgid) || self.host.is_live(tgid) {
+        // Its own row says that it ended, and goes first.
+        if self.host.facts(tgid).is_some() {
             return;
         }
         let facts = self.facts(tgid, None);

@@ -4,8 +4,8 @@ mod counting_allocator;
 
 use std::sync::Arc;
 
+use memprobe::attribution::breakdown::BreakdownLedgers;
 use memprobe::attribution::modules::ModuleLedger;
-use memprobe::attribution::threads::ThreadLedger;
 use memprobe::attribution::{AttributionLedger, PeakAnalysis as _};
 use memprobe::event::{
     Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, MarkedPhase, MemoryEvent,
@@ -20,13 +20,13 @@ const BLOCKS: u64 = 1 << 16;
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const SIZE: u64 = 512;
 
-/// State of the live screen of one process: the ledger, and the analyses of modules, categories and threads.
+/// State of the live screen of one process: the ledger, and the analyses of modules, categories and breakdowns.
 #[derive(Clone)]
 struct Screen {
     ledger: Ledger,
     modules: ModuleLedger,
     categories: AttributionLedger,
-    threads: ThreadLedger,
+    breakdowns: BreakdownLedgers,
 }
 
 impl Screen {
@@ -37,7 +37,7 @@ impl Screen {
             categories: AttributionLedger::new(None)
                 .with_latest_layers()
                 .with_known(&ledger, TimeNs(0)),
-            threads: ThreadLedger::late(&ledger, TimeNs(0)),
+            breakdowns: BreakdownLedgers::late(&ledger, TimeNs(0)),
             ledger,
         }
     }
@@ -47,14 +47,14 @@ impl Screen {
         self.categories.apply(event, &change, &self.ledger);
         self.modules
             .apply(event, &change, &self.ledger, &self.categories);
-        self.threads
+        self.breakdowns
             .apply(event, &change, &self.ledger, &self.categories);
     }
 
     /// Estimated bytes of a copy.
     fn copy_bytes(&self) -> u64 {
         let analyses = self.modules.copy_bytes() + self.categories.copy_bytes();
-        self.ledger.copy_bytes() + analyses + self.threads.copy_bytes()
+        self.ledger.copy_bytes() + analyses + self.breakdowns.copy_bytes()
     }
 
     fn live_blocks(&self) -> u64 {

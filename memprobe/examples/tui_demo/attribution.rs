@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use memprobe::attribution::breakdown::BreakdownLedgers;
 use memprobe::attribution::modules::ModuleLedger;
-use memprobe::attribution::threads::ThreadLedger;
 use memprobe::attribution::views;
 use memprobe::attribution::waterfall::waterfalls;
 use memprobe::attribution::{AttributionLedger, WithCategories};
@@ -32,7 +32,7 @@ enum Doing {
 
 /// The program, and the ledgers that receive its events.
 pub struct Trainer {
-    ledgers: AnalyzedLedger<WithCategories<(ModuleLedger, ThreadLedger)>>,
+    ledgers: AnalyzedLedger<WithCategories<(ModuleLedger, BreakdownLedgers)>>,
     stacks: HashMap<String, StackId>,
     live: Vec<(u64, u64)>,
     gradients: Vec<(u64, u64)>,
@@ -51,7 +51,7 @@ impl Trainer {
                 TimeNs(0),
                 WithCategories {
                     categories: AttributionLedger::new(None).with_latest_layers(),
-                    table: <(ModuleLedger, ThreadLedger)>::default(),
+                    table: <(ModuleLedger, BreakdownLedgers)>::default(),
                 },
             ),
             stacks: HashMap::new(),
@@ -89,7 +89,7 @@ impl Trainer {
     pub fn tables(&self, wanted: AttributionQuery) -> AttributionTables {
         let WithCategories {
             categories,
-            table: (modules, threads),
+            table: (modules, breakdowns),
         } = &self.ledgers.analyses;
         let snapshot = self
             .ledgers
@@ -100,8 +100,9 @@ impl Trainer {
             AttributionQuery::Modules => {
                 AttributionTables::Modules(Arc::new(views::modules(modules, &snapshot)))
             }
-            AttributionQuery::Threads => {
-                AttributionTables::Threads(Arc::new(views::threads(threads, &snapshot)))
+            AttributionQuery::Breakdown(breakdown) => {
+                let devices = breakdowns.devices(breakdown, &snapshot);
+                AttributionTables::Breakdown(breakdown, Arc::new(devices))
             }
             // The program has no allocator whose tables could be read.
             AttributionQuery::Segments => AttributionTables::Segments(Arc::default()),

@@ -6,6 +6,7 @@
 pub mod allocation_groups;
 pub mod allocations;
 pub mod asleep;
+pub mod breakdown;
 mod caches;
 pub mod category;
 pub mod chosen_moments;
@@ -38,7 +39,6 @@ mod shapes;
 pub mod size;
 mod step_interval;
 pub mod tables;
-pub mod threads;
 pub mod view;
 pub mod views;
 pub mod waterfall;

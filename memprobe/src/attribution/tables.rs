@@ -1,6 +1,7 @@
 //! Data that views get about modules, categories and iterations.
 
 pub use crate::attribution::allocation_groups::{ModuleScope, Pass};
+pub use crate::attribution::breakdown::{Breakdown, BreakdownKey, BreakdownRow, DeviceBreakdown};
 pub use crate::attribution::category::{Category, CategoryRule, RuleStatus};
 pub use crate::attribution::communicators::CommunicatorCall;
 pub use crate::attribution::iterations::{IterationKind, Source};
@@ -10,7 +11,6 @@ pub use crate::attribution::owner_rows::{AllocationTag, OwnerKind, OwnerRow, Poo
 pub use crate::attribution::peak::Holding;
 pub use crate::attribution::phase::Phase;
 pub use crate::attribution::segments::{SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow};
-pub use crate::attribution::threads::{AllocatingThread, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
 pub use crate::attribution::waterfall::{Waterfall, totals_by_kind};
 pub use crate::ledger::TotalsSample;
@@ -29,19 +29,6 @@ pub struct DeviceModules {
     pub unaccounted: i64,
     /// Modules, none of them folded.
     pub tree: ModuleTree,
-}
-
-/// Memory of a device by allocating thread. The sum of all rows, `before_attach` and `unaccounted` is
-/// `totals.allocated`.
-#[derive(Clone, Debug)]
-pub struct DeviceThreads {
-    pub index: DeviceIndex,
-    pub totals: Totals,
-    /// Bytes from before attach, now and at the peak.
-    pub before_attach: [Bytes; 2],
-    pub unaccounted: [i64; 2],
-    /// Threads, largest first.
-    pub rows: Vec<ThreadRow>,
 }
 
 /// Memory of a device by module, at the peak of an iteration.

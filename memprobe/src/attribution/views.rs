@@ -6,11 +6,10 @@ use super::category::{Category, Composition};
 use super::iterations::{Iteration, IterationKind, Iterations};
 use super::ledger::AttributionLedger;
 use super::modules::ModuleLedger;
-use super::threads::ThreadLedger;
 use super::view::DeviceView;
 use crate::attribution::tables::{
-    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers, IterationRow,
-    Portion, PortionRow, Portions,
+    DeviceCategories, DeviceModules, IterationChoice, IterationLayers, IterationRow, Portion,
+    PortionRow, Portions,
 };
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::ledger::snapshot::Snapshot;
@@ -27,21 +26,6 @@ pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules>
             before_attach: Bytes(before.saturating_sub(tree.labeled.live.0)),
             unaccounted: device.unaccounted,
             tree,
-        })
-    });
-    devices.collect()
-}
-
-/// Memory by allocating thread on each device, at the moment of a snapshot of the ledger.
-pub fn threads(ledger: &ThreadLedger, snapshot: &Snapshot) -> Vec<DeviceThreads> {
-    let devices = snapshot.devices.iter().filter_map(|device| {
-        let peak = ledger.peak(device.index)?;
-        Some(DeviceThreads {
-            index: device.index,
-            totals: device.totals,
-            before_attach: [device.before_attach.live, peak.before_attach],
-            unaccounted: [device.unaccounted, peak.unaccounted],
-            rows: ledger.rows(device.index),
         })
     });
     devices.collect()

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -14,6 +15,7 @@ use super::options::{
     Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
     parse_depth, parse_size,
 };
+use crate::attribution::breakdown::Breakdown;
 use crate::attribution::iterations::IterationLine;
 use crate::commands::html::{AnnotatedPage, HtmlPage, RankPage};
 use crate::commands::messages;
@@ -27,6 +29,7 @@ use crate::report::{
     self, Alike, By, LayersOf, ManyReport, NamedRecording, Outcome, ReportError, ReportFormat,
     ReportOptions, RowLimit, SegmentMoment, Sort, WhatIfSettings,
 };
+use crate::view::BreakdownView;
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
@@ -66,7 +69,7 @@ pub struct Report {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Meaning of a row
-    #[arg(short, long, default_value = "line", value_parser = choice(ROWS), conflicts_with = "what_if")]
+    #[arg(short, long, default_value = "line", value_parser = choice(&ROWS), conflicts_with = "what_if")]
     by: By,
     #[command(flatten)]
     format: FormatOption,
@@ -110,7 +113,21 @@ pub struct Report {
     page: PageOption,
 }
 
-const ROWS: &[Choice<By>] = choices! {
+/// Meanings of a row in the order of the help: breakdowns after the tables of iterations and categories.
+static ROWS: LazyLock<Vec<Choice<By>>> = LazyLock::new(|| {
+    let breakdowns = Breakdown::ALL.iter().map(|breakdown| {
+        let BreakdownView { noun, meaning, .. } = BreakdownView::of(*breakdown);
+        (*noun, By::Breakdown(*breakdown), *meaning)
+    });
+    [
+        FIRST_ROWS.to_vec(),
+        breakdowns.collect(),
+        LAST_ROWS.to_vec(),
+    ]
+    .concat()
+});
+
+const FIRST_ROWS: &[Choice<By>] = choices! {
     "line" => By::Line, "A line of Python";
     "tensor" => By::Tensor, "The tensors of one shape and dtype from one line of Python";
     "event" => By::Event, "An event, in order";
@@ -125,7 +142,9 @@ const ROWS: &[Choice<By>] = choices! {
         backward";
     "layer" => By::Layer, "Memory of each module at its device's peak or in an iteration: activations, weights, \
         gradients, intermediate gradients";
-    "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
+};
+
+const LAST_ROWS: &[Choice<By>] = choices! {
     "segment" => By::Segment, "A segment of the caching allocator: pool, stream, live, cached and split bytes, and what \
         empty_cache() would return";
     "owner" => By::Owner, "Owner of the process's memory, down from the driver's count: CUDA's context, libraries, PyTorch's \
@@ -196,15 +215,23 @@ impl Report {
 
     /// Refuses options without effect.
     fn check(&self) -> Result<()> {
-        use By::*;
+        use By::{
+            Category, Growth, Iteration, Layer, Line, Module, Owner, Peak, Phase, Rank, Saved,
+            Segment, Size, Tensor,
+        };
         self.check_what_if()?;
         let with_iterations = [
             Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size, Rank,
         ];
-        let limited = [
-            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread, Segment,
-            Owner, Rank,
+        let breakdowns = Breakdown::ALL.iter().copied().map(By::Breakdown);
+        let first = [
+            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size,
         ];
+        let limited: Vec<By> = first
+            .into_iter()
+            .chain(breakdowns)
+            .chain([Segment, Owner, Rank])
+            .collect();
         let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
         let flags: [(&str, bool, &[By]); 9] = [
             ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),

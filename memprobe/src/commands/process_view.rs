@@ -14,11 +14,11 @@ use super::snapshot::{CaptureMode, read_line, taken};
 use super::{Allocators, BaselineReading};
 use crate::attribution::AttributionLedger;
 use crate::attribution::PeakAnalysis;
+use crate::attribution::breakdown::BreakdownLedgers;
 use crate::attribution::iterations::Iterations;
 use crate::attribution::modules::ModuleLedger;
 use crate::attribution::segments::SegmentLedger;
-use crate::attribution::threads::ThreadLedger;
-use crate::attribution::views::{categories, layers, modules, threads};
+use crate::attribution::views::{categories, layers, modules};
 use crate::attribution::waterfall::waterfalls;
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{CallPaths, Event, Tgid, TimeNs};
@@ -262,7 +262,7 @@ const SERVES: u32 = 5;
 pub(super) struct ScreenAnalyses {
     modules: ModuleLedger,
     pub(super) categories: AttributionLedger,
-    threads: ThreadLedger,
+    breakdowns: BreakdownLedgers,
     segments: SegmentLedger,
 }
 
@@ -272,7 +272,7 @@ impl Default for ScreenAnalyses {
         Self {
             modules: ModuleLedger::default(),
             categories: AttributionLedger::new(None).with_latest_layers(),
-            threads: ThreadLedger::default(),
+            breakdowns: BreakdownLedgers::default(),
             segments: SegmentLedger::default(),
         }
     }
@@ -285,7 +285,7 @@ impl ScreenAnalyses {
         Self {
             modules: ModuleLedger::late(ledger, now),
             categories: categories.with_known(ledger, now),
-            threads: ThreadLedger::late(ledger, now),
+            breakdowns: BreakdownLedgers::late(ledger, now),
             segments: SegmentLedger::late(ledger),
         }
     }
@@ -296,11 +296,11 @@ impl CopySize for ScreenAnalyses {
         let Self {
             modules,
             categories,
-            threads,
+            breakdowns,
             segments,
         } = self;
         let sizes = [modules.copy_bytes(), categories.copy_bytes()];
-        let others = [threads.copy_bytes(), segments.copy_bytes()];
+        let others = [breakdowns.copy_bytes(), segments.copy_bytes()];
         sizes.into_iter().chain(others).sum()
     }
 }
@@ -310,12 +310,12 @@ impl Analysis for ScreenAnalyses {
         let Self {
             modules,
             categories,
-            threads,
+            breakdowns,
             segments,
         } = self;
         categories.apply(event, change, ledger);
         modules.apply(event, change, ledger, categories);
-        threads.apply(event, change, ledger, categories);
+        breakdowns.apply(event, change, ledger, categories);
         segments.apply(event, change, ledger);
     }
 }
@@ -381,8 +381,9 @@ impl AttributionShown {
             AttributionQuery::Modules => {
                 AttributionTables::Modules(Arc::new(modules(&analyses.modules, snapshot)))
             }
-            AttributionQuery::Threads => {
-                AttributionTables::Threads(Arc::new(threads(&analyses.threads, snapshot)))
+            AttributionQuery::Breakdown(breakdown) => {
+                let table = analyses.breakdowns.devices(breakdown, snapshot);
+                AttributionTables::Breakdown(breakdown, Arc::new(table))
             }
             AttributionQuery::Segments => {
                 AttributionTables::Segments(Arc::new(analyses.segments.maps(ledger, snapshot)))

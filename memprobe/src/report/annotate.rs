@@ -127,7 +127,7 @@ pub fn write_annotated<R: BufRead>(
         legend: vec![annotated.legend.clone()],
         facts: annotated.facts.clone(),
     };
-    let report = once(&annotated.replay, columns, notes, table);
+    let report = once(&annotated.replay, columns(), notes, table);
     let written = document::write(&report, &annotated.replay, options, out);
     unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)))
 }

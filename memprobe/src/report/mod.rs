@@ -3,6 +3,7 @@
 mod annotate;
 mod attribution;
 mod before_attach;
+mod breakdown;
 mod cells;
 mod difference;
 mod document;
@@ -28,7 +29,6 @@ mod segments;
 mod session;
 mod shapes;
 mod tensors;
-mod threads;
 mod what_if;
 
 pub use annotate::{
@@ -49,6 +49,7 @@ pub use what_if::WhatIfSettings;
 use std::io::{self, BufRead, Write};
 use std::ops::RangeInclusive;
 
+use crate::attribution::breakdown::Breakdown;
 use crate::attribution::iterations::IterationLine;
 use crate::event::{Bytes, Losses};
 use crate::ledger::snapshot::Grouping;
@@ -127,8 +128,8 @@ pub enum By {
     Size,
     /// Memory of a module at its device's peak, by category.
     Layer,
-    /// A thread that allocated memory.
-    Thread,
+    /// A key of a block, such as the thread that allocated it.
+    Breakdown(Breakdown),
     /// A segment of the caching allocator.
     Segment,
     /// Owner of the process's memory on a device: CUDA's context, a library, PyTorch's allocator and its parts.
@@ -280,7 +281,7 @@ pub fn write<R: BufRead>(
         By::Module => modules::write(reader, options, out),
         By::Peak => peak::write(reader, options, out),
         By::Growth => growth::write(reader, options, out),
-        By::Thread => threads::write(reader, options, out),
+        By::Breakdown(breakdown) => breakdown::write(reader, breakdown, options, out),
         By::Segment => segments::write(reader, options, out),
         By::Owner => owners::write(reader, options, out),
         By::Rank => Err(ReportError::NoMoment(

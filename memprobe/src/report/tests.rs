@@ -704,6 +704,7 @@ fn devices_stand_in_tables_of_their_own() {
 
 #[test]
 fn every_report_of_a_compact_recording_is_that_of_its_trace() {
+    let breakdowns = Breakdown::ALL.iter().copied().map(By::Breakdown);
     let kinds = [
         By::Line,
         By::Tensor,
@@ -717,7 +718,6 @@ fn every_report_of_a_compact_recording_is_that_of_its_trace() {
         By::Saved,
         By::Size,
         By::Layer,
-        By::Thread,
         By::Segment,
     ];
     let report = |file: &[u8], options: &ReportOptions| {
@@ -736,7 +736,7 @@ fn every_report_of_a_compact_recording_is_that_of_its_trace() {
         equal_models(),
     ] {
         let (trace, compact) = (recording(&events), compact_recording(&events));
-        for by in kinds {
+        for by in kinds.into_iter().chain(breakdowns.clone()) {
             for format in [ReportFormat::Text, ReportFormat::Jsonl, ReportFormat::Csv] {
                 let options = ReportOptions {
                     by,

@@ -8,8 +8,9 @@ use ratatui::text::{Line, Span};
 use super::filter::Filter;
 use super::table_screen::{DeviceTabs, KeyHint, PromptKind, ScreenTitle, draw_text};
 use super::theme::Theme;
+use crate::attribution::tables::Breakdown;
 use crate::event::Losses;
-use crate::view::{clean, counted, fit, fit_end, width};
+use crate::view::{BreakdownView, clean, counted, fit, fit_end, width};
 
 /// Minimum height in rows of a screen with a tab bar.
 pub(super) const MIN_HEIGHT: u16 = 16;
@@ -24,35 +25,66 @@ pub(super) enum Tab {
     Outside,
     Owners,
     Segments,
-    Threads,
+    Breakdown(Breakdown),
     Probes,
 }
 
+/// A screen, its key, its name, and its rank: where space is short, the highest rank loses its name first.
+type TabEntry = (Tab, &'static str, &'static str, usize);
+
+/// Screens before the breakdowns.
+const SCREENS: [TabEntry; 8] = [
+    (Tab::Lines, "Esc", "lines", 0),
+    (Tab::Modules, "m", "modules", 1),
+    (Tab::Layers, "L", "layers", 2),
+    (Tab::Categories, "c", "categories", 3),
+    (Tab::Tensors, "t", "tensors", 4),
+    (Tab::Outside, "o", "outside", 6),
+    (Tab::Owners, "W", "owners", 7),
+    (Tab::Segments, "M", "segments", 8),
+];
+
+const PROBES: TabEntry = (Tab::Probes, "p", "probes", 5);
+
 impl Tab {
-    /// Each screen with its key and its name. Where space is short, the highest rank loses its name first.
-    const ALL: [(Self, &'static str, &'static str, usize); 10] = [
-        (Self::Lines, "Esc", "lines", 0),
-        (Self::Modules, "m", "modules", 1),
-        (Self::Layers, "L", "layers", 2),
-        (Self::Categories, "c", "categories", 3),
-        (Self::Tensors, "t", "tensors", 4),
-        (Self::Outside, "o", "outside", 6),
-        (Self::Owners, "W", "owners", 7),
-        (Self::Segments, "M", "segments", 8),
-        (Self::Threads, "T", "threads", 9),
-        (Self::Probes, "p", "probes", 5),
-    ];
+    fn entries() -> impl Iterator<Item = TabEntry> {
+        // The ranks of all others are below.
+        let ranks = SCREENS.len() + 1..;
+        let breakdowns = Breakdown::ALL.iter().zip(ranks).map(|(breakdown, rank)| {
+            let BreakdownView { key, plural, .. } = BreakdownView::of(*breakdown);
+            (Self::Breakdown(*breakdown), *key, *plural, rank)
+        });
+        SCREENS.into_iter().chain(breakdowns).chain([PROBES])
+    }
+
+    #[cfg(test)]
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        Self::entries().map(|(tab, ..)| tab)
+    }
 
     pub(super) fn name(self) -> &'static str {
-        let mut all = Self::ALL.iter();
-        let entry = all.find(|(tab, ..)| *tab == self);
+        let entry = Self::entries().find(|(tab, ..)| *tab == self);
         entry.map_or("", |(_, _, name, _)| name)
+    }
+
+    /// Returns the screen that a letter opens.
+    pub(super) fn of_key(letter: char) -> Option<Self> {
+        let mut encoded = [0; 4];
+        let letter = &*letter.encode_utf8(&mut encoded);
+        let entry = Self::entries().find(|(_, key, ..)| *key == letter);
+        entry.map(|(tab, ..)| tab)
+    }
+
+    /// Returns the letters that open screens from elsewhere.
+    pub(super) fn keys(is_there: impl Fn(Self) -> bool) -> String {
+        let entries = Self::entries().filter(|(tab, ..)| *tab != Self::Lines && is_there(*tab));
+        entries.map(|(_, key, ..)| key).collect()
     }
 }
 
 /// Draws the tab bar. Where space is short, less important screens have their key alone.
 pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &Theme) {
-    let line = (0..=Tab::ALL.len()).rev();
+    let line = (0..=Tab::entries().count()).rev();
     let line = line
         .map(|named| bar(current, named, theme))
         .find(|line| line.width() <= usize::from(area.width));
@@ -65,7 +97,7 @@ pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &T
 /// Names the screens of a rank below `named`.
 fn bar(current: Tab, named: usize, theme: &Theme) -> Line<'static> {
     let mut spans = Vec::new();
-    for (tab, key, name, rank) in Tab::ALL {
+    for (tab, key, name, rank) in Tab::entries() {
         let between = if spans.is_empty() { " " } else { "  " };
         spans.push(Span::raw(between));
         if tab == current {
@@ -323,6 +355,17 @@ mod tests {
             drawn(110, Tab::Lines),
             " [lines]  m modules  L layers  c categories  t tensors  o outside  W owners  M segments  T threads  p probes"
         );
+    }
+
+    #[test]
+    fn every_key_is_of_one_screen_and_all_fit_into_the_help() {
+        let keys = Tab::keys(|_| true);
+        assert!(keys.len() < 12, "{keys}");
+        for (tab, key, ..) in Tab::entries().filter(|(tab, ..)| *tab != Tab::Lines) {
+            assert_eq!(keys.matches(key).count(), 1, "{key}");
+            assert_eq!(Tab::of_key(key.chars().next().unwrap()), Some(tab));
+        }
+        assert_eq!(Tab::of_key('E'), None);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! State that all screens of a process share: its snapshot and other data, the device shown, the pause.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +19,8 @@ use super::tensors::Tensors;
 use super::terminal::StageStep;
 use super::theme::Theme;
 use crate::attribution::tables::{
-    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers, SegmentMap,
-    Waterfall,
+    Breakdown, DeviceBreakdown, DeviceCategories, DeviceModules, IterationChoice, IterationLayers,
+    SegmentMap, Waterfall,
 };
 use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
@@ -74,7 +76,7 @@ pub struct ProcessContext {
     pub modules: Option<Arc<Vec<DeviceModules>>>,
     pub layers: Option<Arc<Vec<IterationLayers>>>,
     pub categories: Option<Arc<Vec<DeviceCategories>>>,
-    pub threads: Option<Arc<Vec<DeviceThreads>>>,
+    pub breakdowns: BTreeMap<Breakdown, Arc<Vec<DeviceBreakdown>>>,
     pub segments: Option<Arc<Vec<SegmentMap>>>,
     pub owners: Option<Arc<Vec<Waterfall>>>,
     attribution: AttributionTables,
@@ -92,7 +94,7 @@ impl ProcessContext {
             modules: None,
             layers: None,
             categories: None,
-            threads: None,
+            breakdowns: BTreeMap::new(),
             segments: None,
             owners: None,
             attribution: AttributionTables::default(),
@@ -122,10 +124,10 @@ impl ProcessContext {
 
     pub fn of_device<'a, T>(
         &self,
-        all: &'a Option<Arc<Vec<T>>>,
+        all: Option<&'a Arc<Vec<T>>>,
         device: fn(&T) -> DeviceIndex,
     ) -> Option<&'a T> {
-        let mut all = all.as_ref()?.iter();
+        let mut all = all?.iter();
         match self.device() {
             Some(shown) => all.find(|element| device(element) == shown.index),
             None => all.next(),
@@ -142,7 +144,9 @@ impl ProcessContext {
             AttributionTables::Modules(tables) => self.modules = Some(Arc::clone(tables)),
             AttributionTables::Layers(tables) => self.layers = Some(Arc::clone(tables)),
             AttributionTables::Categories(tables) => self.categories = Some(Arc::clone(tables)),
-            AttributionTables::Threads(tables) => self.threads = Some(Arc::clone(tables)),
+            AttributionTables::Breakdown(breakdown, tables) => {
+                self.breakdowns.insert(*breakdown, Arc::clone(tables));
+            }
             AttributionTables::Segments(maps) => self.segments = Some(Arc::clone(maps)),
             AttributionTables::Owners(owners) => self.owners = Some(Arc::clone(owners)),
         }
@@ -290,18 +294,22 @@ impl ScreenContext for ProcessContext {
         keys
     }
 
-    fn help(&self) -> &'static str {
+    fn help(&self) -> Cow<'static, str> {
         if replay::moment(&self.feed.shown).is_some() {
-            return replay::HELP;
+            return replay::help().into();
         }
-        "\
+        let keys = Tab::keys(|_| true);
+        format!(
+            "\
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
 w           save: a recording from now on, with what is live; w ends it
-mLctoWMTp   the other screens; the same key or Esc leads back to lines
+{keys:<11} the other screens; the same key or Esc leads back to lines
 Esc         close what is open; back to lines; never quits
 q Ctrl-C    quit and print a summary; the process runs on
 "
+        )
+        .into()
     }
 
     fn number(&self) -> String {
@@ -381,7 +389,7 @@ pub enum AttributionQuery {
     Modules,
     Categories,
     Layers(IterationChoice),
-    Threads,
+    Breakdown(Breakdown),
     Segments,
     Owners,
 }
@@ -394,7 +402,7 @@ pub enum AttributionTables {
     Modules(Arc<Vec<DeviceModules>>),
     Categories(Arc<Vec<DeviceCategories>>),
     Layers(Arc<Vec<IterationLayers>>),
-    Threads(Arc<Vec<DeviceThreads>>),
+    Breakdown(Breakdown, Arc<Vec<DeviceBreakdown>>),
     Segments(Arc<Vec<SegmentMap>>),
     Owners(Arc<Vec<Waterfall>>),
 }
@@ -406,7 +414,9 @@ impl AttributionTables {
             (Self::Modules(one), Self::Modules(other)) => Arc::ptr_eq(one, other),
             (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
             (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
-            (Self::Threads(one), Self::Threads(other)) => Arc::ptr_eq(one, other),
+            (Self::Breakdown(kind, one), Self::Breakdown(other_kind, other)) => {
+                kind == other_kind && Arc::ptr_eq(one, other)
+            }
             (Self::Segments(one), Self::Segments(other)) => Arc::ptr_eq(one, other),
             (Self::Owners(one), Self::Owners(other)) => Arc::ptr_eq(one, other),
             _ => false,

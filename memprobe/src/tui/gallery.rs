@@ -7,6 +7,7 @@ use ratatui::layout::Position;
 
 use super::SourceText;
 use super::bars::Tab;
+use super::breakdown::BreakdownScreen;
 use super::categories::Categories;
 use super::context::ProcessContext;
 use super::host;
@@ -21,11 +22,11 @@ use super::table_screen::{Content, ScreenLayout, ScreenRequest};
 use super::tensors::{TensorList, Tensors};
 use super::test_support::{ScreenSize, Shown, typed};
 use super::theme::Theme;
-use super::threads::Threads;
-use crate::attribution::tables::IterationChoice;
 use crate::attribution::tables::samples::{categories, layers, modules};
+use crate::attribution::tables::{Breakdown, IterationChoice};
 use crate::tensors::explain;
 use crate::tensors::samples::training;
+use crate::view::BreakdownView;
 
 /// Screen of any content.
 pub trait AnyScreen {
@@ -64,7 +65,7 @@ pub struct Exhibit {
     /// Name of the file of its picture.
     pub name: &'static str,
     /// Description of the picture.
-    pub title: &'static str,
+    pub title: String,
     pub screen: Box<dyn AnyScreen>,
     /// The keys are typed into a prompt.
     pub has_prompt: bool,
@@ -72,7 +73,7 @@ pub struct Exhibit {
 
 fn exhibit<C: Content>(
     name: &'static str,
-    title: &'static str,
+    title: &str,
     content: C,
     context: C::Context,
     events: &[InputEvent],
@@ -87,7 +88,7 @@ where
     }
     Exhibit {
         name,
-        title,
+        title: title.to_owned(),
         screen: Box::new(shown),
         has_prompt: false,
     }
@@ -143,7 +144,10 @@ pub fn exhibits() -> Vec<Exhibit> {
         context.categories = Some(categories());
         context.segments = Some(samples::segments());
         context.owners = Some(super::owners::samples::owners());
-        context.threads = Some(samples::threads());
+        for breakdown in Breakdown::ALL {
+            let devices = samples::breakdown(*breakdown);
+            context.breakdowns.insert(*breakdown, devices);
+        }
         context.take_tensors(Tensors::Taken(Arc::new(explain(&training()))));
         context
     };
@@ -162,7 +166,7 @@ pub fn exhibits() -> Vec<Exhibit> {
         )
     };
     let tensors = TensorList::default;
-    vec![
+    let mut exhibits = vec![
         exhibit("lines", "Lines of Python", lines(), context(), &[]),
         exhibit(
             "graph",
@@ -222,12 +226,23 @@ pub fn exhibits() -> Vec<Exhibit> {
             process(),
             &[Move(1)],
         ),
-        exhibit("threads", "Threads", Threads, process(), &[]),
+    ];
+    let breakdowns = Breakdown::ALL.iter();
+    exhibits.extend(breakdowns.map(|breakdown| breakdown_exhibit(*breakdown, process())));
+    exhibits.extend([
         exhibit("probes", "Probes, after losses", lines(), lossy, &[Probes]),
         exhibit("help", "Help", lines(), context(), &[Help]),
         host_exhibit(),
         prompt,
-    ]
+    ]);
+    exhibits
+}
+
+fn breakdown_exhibit(breakdown: Breakdown, context: ProcessContext) -> Exhibit {
+    let name = BreakdownView::of(breakdown).plural;
+    let (first, rest) = name.split_at(1);
+    let title = first.to_uppercase() + rest;
+    exhibit(name, &title, BreakdownScreen::new(breakdown), context, &[])
 }
 
 fn host_exhibit() -> Exhibit {
@@ -238,18 +253,7 @@ fn host_exhibit() -> Exhibit {
 /// Tabs that have no screen in the gallery would be forgotten.
 #[test]
 fn every_tab_is_in_the_gallery() {
-    for tab in [
-        Tab::Lines,
-        Tab::Modules,
-        Tab::Layers,
-        Tab::Categories,
-        Tab::Tensors,
-        Tab::Outside,
-        Tab::Owners,
-        Tab::Segments,
-        Tab::Threads,
-        Tab::Probes,
-    ] {
+    for tab in Tab::all() {
         let mut names = exhibits().into_iter().map(|exhibit| exhibit.name);
         assert!(names.any(|name| name == tab.name()), "{tab:?}");
     }

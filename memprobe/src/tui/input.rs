@@ -161,19 +161,12 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('y') => InputEvent::GraphAxis,
         KeyCode::Char('s') => InputEvent::Source,
         KeyCode::Char('p') => InputEvent::Probes,
-        KeyCode::Char('o') => InputEvent::Screen(Tab::Outside),
-        KeyCode::Char('W') => InputEvent::Screen(Tab::Owners),
-        KeyCode::Char('t') => InputEvent::Screen(Tab::Tensors),
-        KeyCode::Char('m') => InputEvent::Screen(Tab::Modules),
-        KeyCode::Char('c') => InputEvent::Screen(Tab::Categories),
-        KeyCode::Char('L') => InputEvent::Screen(Tab::Layers),
-        KeyCode::Char('M') => InputEvent::Screen(Tab::Segments),
-        KeyCode::Char('T') => InputEvent::Screen(Tab::Threads),
         KeyCode::Char('[') => InputEvent::Iteration(-1),
         KeyCode::Char(']') => InputEvent::Iteration(1),
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => InputEvent::Help,
         KeyCode::Char('q' | 'Q') | KeyCode::F(10) => InputEvent::Quit,
         KeyCode::Esc => InputEvent::Back,
+        KeyCode::Char(letter) => InputEvent::Screen(Tab::of_key(letter)?),
         _ => return None,
     })
 }
@@ -228,6 +221,15 @@ mod tests {
         assert_eq!(plain('0', Focus::Table), None);
         assert_eq!(plain('R', Focus::Table), Some(InputEvent::Refresh));
         assert_eq!(plain('R', PROMPT), Some(InputEvent::Type('R')));
+    }
+
+    #[test]
+    fn the_letter_of_every_screen_opens_it() {
+        for letter in Tab::keys(|tab| tab != Tab::Probes).chars() {
+            let tab = Tab::of_key(letter).unwrap();
+            assert_eq!(plain(letter, Focus::Table), Some(InputEvent::Screen(tab)));
+        }
+        assert_eq!(plain('p', Focus::Table), Some(InputEvent::Probes));
     }
 
     #[test]

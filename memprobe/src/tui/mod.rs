@@ -3,6 +3,7 @@
 
 mod background;
 mod bars;
+mod breakdown;
 mod categories;
 mod context;
 mod filter;
@@ -34,7 +35,6 @@ mod terminal;
 #[cfg(test)]
 mod test_support;
 mod theme;
-mod threads;
 
 pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};

@@ -208,7 +208,7 @@ fn identity(row: &OwnerRow) -> OwnerIdentity {
 }
 
 fn shown(context: &ProcessContext) -> Option<&Waterfall> {
-    context.of_device(&context.owners, |waterfall| waterfall.index)
+    context.of_device(context.owners.as_ref(), |waterfall| waterfall.index)
 }
 
 #[cfg(test)]

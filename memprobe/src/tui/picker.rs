@@ -1,5 +1,6 @@
 //! Choice of a process, where the command line names none.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -110,10 +111,11 @@ impl ScreenContext for PickerContext {
         Vec::new()
     }
 
-    fn help(&self) -> &'static str {
+    fn help(&self) -> Cow<'static, str> {
         "\
 q Esc       choose nothing and quit
 "
+        .into()
     }
 
     fn number(&self) -> String {

@@ -240,7 +240,7 @@ fn pictures() -> Vec<(String, String)> {
                     "{}-{}x{}-{}.svg",
                     exhibit.name, size.0, size.1, terminal.name
                 );
-                pictures.push((name, picture(&buffer, terminal, exhibit.title)));
+                pictures.push((name, picture(&buffer, terminal, &exhibit.title)));
             }
         }
     }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
 use super::bars::Tab;
+use super::breakdown::BreakdownScreen;
 use super::categories::Categories;
 use super::context::{AttributionQuery, AttributionTables, ProcessContext};
 use super::input::{Focus, InputEvent, wanted};
@@ -25,8 +26,8 @@ use super::table_screen::{Errand, Note, ScreenHandle, ScreenRequest, SourcePlace
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, StageStep};
 use super::theme::{Theme, ThemeChoice};
-use super::threads::Threads;
 use super::{Command, SourceText};
+use crate::attribution::tables::Breakdown;
 use crate::ledger::snapshot::Snapshot;
 use crate::view::ReplayPlace;
 
@@ -85,7 +86,8 @@ pub(super) struct ProcessStage {
     outside: TableScreen<Outside>,
     owners: TableScreen<OwnerList>,
     segments: TableScreen<SegmentList>,
-    threads: TableScreen<Threads>,
+    /// Screens in the order of [`Breakdown::ALL`].
+    breakdowns: Vec<TableScreen<BreakdownScreen>>,
     size: (u16, u16),
     screen: Tab,
     /// Prompt for a place in a recording.
@@ -104,6 +106,11 @@ impl ProcessStage {
     ) -> Self {
         let mut context = ProcessContext::new(news.snapshots.borrow().clone());
         context.way_back = way_back;
+        let breakdowns = Breakdown::ALL.iter().map(|breakdown| {
+            let screen = BreakdownScreen::new(*breakdown);
+            TableScreen::new(screen, &context)
+        });
+        let breakdowns = breakdowns.collect();
         Self {
             news,
             ask,
@@ -116,7 +123,7 @@ impl ProcessStage {
             outside: TableScreen::new(Outside::default(), &context),
             owners: TableScreen::new(OwnerList::default(), &context),
             segments: TableScreen::new(SegmentList::default(), &context),
-            threads: TableScreen::new(Threads, &context),
+            breakdowns,
             context,
             size: (0, 0),
             screen: Tab::Lines,
@@ -134,7 +141,7 @@ impl ProcessStage {
             Tab::Outside => &mut self.outside,
             Tab::Owners => &mut self.owners,
             Tab::Segments => &mut self.segments,
-            Tab::Threads => &mut self.threads,
+            Tab::Breakdown(breakdown) => &mut self.breakdowns[breakdown as usize],
         };
         (screen, &mut self.context)
     }
@@ -146,7 +153,7 @@ impl ProcessStage {
             Tab::Categories => AttributionQuery::Categories,
             Tab::Owners => AttributionQuery::Owners,
             Tab::Segments => AttributionQuery::Segments,
-            Tab::Threads => AttributionQuery::Threads,
+            Tab::Breakdown(breakdown) => AttributionQuery::Breakdown(breakdown),
             _ => AttributionQuery::Nothing,
         }
     }
@@ -599,7 +606,7 @@ mod tests {
             explain(AttributionQuery::Nothing),
         );
         let categories = explain(AttributionQuery::Categories);
-        let threads = explain(AttributionQuery::Threads);
+        let threads = explain(AttributionQuery::Breakdown(Breakdown::Thread));
         assert_eq!(
             asked,
             [

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
+use super::bars::Tab;
 use super::table_screen::KeyHint;
 use crate::event::TimeNs;
 use crate::ledger::snapshot::{ReplayMoment, ReplayUnit, Snapshot, TargetState};
@@ -180,7 +181,11 @@ pub(super) const KEYS: [KeyHint; 5] = [
     (":", "go to", 3),
 ];
 
-pub(super) const HELP: &str = "\
+/// Help on the keys of a replay, which has no tensors to read.
+pub(super) fn help() -> String {
+    let keys = Tab::keys(|tab| tab != Tab::Tensors);
+    format!(
+        "\
 Left Right  one step back or forward in time; with Shift ten steps
 u           size of a step: iteration, second, event
 Home End    first and last moment of the recording
@@ -190,9 +195,11 @@ b           mark this moment as B: CHANGE is the difference to it; b again
             removes it
 mouse       click into the graph, or drag, to go to a moment
 Tab or d    next device                      D  previous device
-mLcoTp      the other screens; the same key or Esc leads back to lines
+{keys:<11} the other screens; the same key or Esc leads back to lines
 Esc         close what is open; back to lines; never quits
-";
+"
+    )
+}
 
 #[cfg(test)]
 mod tests {
@@ -231,7 +238,7 @@ mod tests {
 
     #[test]
     fn the_keys_of_the_screens_are_not_those_of_a_replay() {
-        for letter in "mLctoWMTp".chars() {
+        for letter in Tab::keys(|_| true).chars() {
             let event = key(KeyCode::Char(letter), KeyModifiers::NONE);
             assert_eq!(wanted(&event), None, "{letter}");
         }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::SourceText;
 use crate::attribution::tables::{
-    AllocatingThread, DeviceThreads, Holding, SegmentBlock, SegmentBlockState, SegmentMap,
-    SegmentRow, ThreadRow,
+    self, Breakdown, BreakdownKey, BreakdownRow, DeviceBreakdown, Holding, SegmentBlock,
+    SegmentBlockState, SegmentMap, SegmentRow,
 };
 use crate::event::{
     Address, Bytes, Context, CudaMemoryKind, DeviceIdentity, DeviceIndex, Frame, Gpu,
     IdentitySource, Losses, NoStack, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState, Stack,
-    StackKind, Tgid, Tid, TimeNs, Totals,
+    StackKind, Tgid, TimeNs, Totals,
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
@@ -399,10 +399,19 @@ pub(super) fn training() -> Snapshot {
     snapshot
 }
 
+/// Returns rows of a breakdown: chosen ones for threads, else those of a sample program.
+pub(super) fn breakdown(breakdown: Breakdown) -> Arc<Vec<DeviceBreakdown>> {
+    if breakdown == Breakdown::Thread {
+        threads()
+    } else {
+        tables::samples::breakdown(breakdown)
+    }
+}
+
 /// Returns threads that allocated: Python's own, autograd's, and one without a name.
-pub(super) fn threads() -> Arc<Vec<DeviceThreads>> {
-    let row = |tid: u32, name: Option<&str>, live: u64| ThreadRow {
-        allocator: AllocatingThread::Thread(Tid(tid)),
+fn threads() -> Arc<Vec<DeviceBreakdown>> {
+    let row = |tid: u64, name: Option<&str>, live: u64| BreakdownRow {
+        key: BreakdownKey::Key(tid),
         name: name.map(Into::into),
         holding: Holding {
             live: Bytes(live * MIB),
@@ -414,14 +423,17 @@ pub(super) fn threads() -> Arc<Vec<DeviceThreads>> {
             alloc_bytes: Bytes(0),
         },
     };
-    Arc::new(vec![DeviceThreads {
+    let totals = |allocated: u64| Totals {
+        allocated: Bytes(allocated * MIB),
+        reserved: Bytes(256 * MIB),
+    };
+    Arc::new(vec![DeviceBreakdown {
         index: DeviceIndex(0),
-        totals: Totals {
-            allocated: Bytes(100 * MIB),
-            reserved: Bytes(128 * MIB),
-        },
+        totals: totals(100),
+        peak: totals(190),
         before_attach: [Bytes(20 * MIB), Bytes(30 * MIB)],
         unaccounted: [0; 2],
+        live_blocks: 40,
         rows: vec![
             row(1234, Some("python"), 50),
             row(1300, Some("pt_autograd_0"), 28),

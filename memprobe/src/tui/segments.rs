@@ -177,7 +177,7 @@ impl Content for SegmentList {
 }
 
 fn shown(context: &ProcessContext) -> Option<&SegmentMap> {
-    context.of_device(&context.segments, |map| map.index)
+    context.of_device(context.segments.as_ref(), |map| map.index)
 }
 
 #[cfg(test)]

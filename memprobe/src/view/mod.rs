@@ -4,6 +4,7 @@
 
 mod attribution;
 mod baseline;
+mod breakdown;
 mod budget;
 mod categories;
 pub mod cells;
@@ -26,10 +27,10 @@ mod text;
 mod waterfall;
 
 pub use attribution::{
-    Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
-    portion, sureness,
+    Alike, before, folded, iteration, iterations_by, no_module, peak, portion, sureness,
 };
 pub use baseline::{baseline_kind, baseline_meaning, baseline_owner};
+pub use breakdown::{BreakdownEntry, BreakdownView};
 pub use budget::{budget_fact, budget_warning, capture_level};
 pub use categories::{
     ByCategory, CategoryCells, category_columns, category_table_columns, headed_bytes,

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{DeviceCategories, DeviceModules, IterationChoice, IterationLayers};
+use super::{
+    Breakdown, DeviceBreakdown, DeviceCategories, DeviceModules, IterationChoice, IterationLayers,
+};
 use crate::attribution::allocation_groups::samples::{Program, backward, called};
+use crate::attribution::breakdown::BreakdownLedger;
 use crate::attribution::modules::ModuleLedger;
 use crate::attribution::views;
 use crate::attribution::{AttributionLedger, WithCategories};
@@ -163,6 +166,14 @@ fn views_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
         views::modules(&modules, &snapshot),
         views::categories(&categories, &categories.latest_iterations(100), now),
     )
+}
+
+/// A breakdown of the memory of the sample program.
+pub(crate) fn breakdown(breakdown: Breakdown) -> Arc<Vec<DeviceBreakdown>> {
+    let analyses = WithCategories::new(BreakdownLedger::new(breakdown));
+    let played = Training::new().train(12).analyzed(analyses);
+    let snapshot = played.ledger.snapshot(TimeNs(0), Grouping::User);
+    Arc::new(played.analyses.table.devices(&snapshot))
 }
 
 /// Modules of the sample program.

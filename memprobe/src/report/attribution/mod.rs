@@ -30,7 +30,7 @@ use crate::view::{category_table_columns, counted};
 /// A table of every device, or one of each moment of every device.
 pub(super) struct AttributionReport<'a, R> {
     replay: &'a RecordingReplay,
-    columns: fn() -> Vec<Column<R>>,
+    columns: Vec<Column<R>>,
     /// The tables of a device; `None` if it has none.
     sections: Box<dyn Fn(DeviceIndex) -> Option<Sections<'a, R>> + 'a>,
     notes: Notes,
@@ -89,7 +89,7 @@ fn write_tables(
             };
             let report = AttributionReport {
                 replay,
-                columns: layers::columns,
+                columns: layers::columns(),
                 sections: Box::new(move |index| moments.sections(index)),
                 notes: layers::notes(ledger, layering, iterations, options),
             };
@@ -100,7 +100,7 @@ fn write_tables(
             let start = replay.snapshot.started;
             let notes = iterations::notes(iterations, ledger.coverage());
             let table = |index| Some(iterations::table(iterations, index, start, options));
-            let report = once(replay, iterations::columns, notes, table);
+            let report = once(replay, iterations::columns(), notes, table);
             document::write(&report, replay, options, out)
         }
         By::Size => {
@@ -111,23 +111,28 @@ fn write_tables(
                 let device = sizes.devices.get(&index)?;
                 Some(size::table(index, device, sizes.named, options))
             };
-            let report = once(replay, size::columns, notes, table);
+            let report = once(replay, size::columns(), notes, table);
             document::write(&report, replay, options, out)
         }
         By::Phase => {
             let table = |index| Some(phases::table(index, ledger.device(index)?));
-            let report = once(replay, phases::columns, phases::notes(ledger), table);
+            let report = once(replay, phases::columns(), phases::notes(ledger), table);
             document::write(&report, replay, options, out)
         }
         By::Saved => {
             let table = |index| Some(saved::table(index, ledger.device(index)?, options));
-            let report = once(replay, saved::columns, saved::notes(ledger, options), table);
+            let report = once(
+                replay,
+                saved::columns(),
+                saved::notes(ledger, options),
+                table,
+            );
             document::write(&report, replay, options, out)
         }
         _ => {
             let table = |index| Some(categories::table(index, ledger.device(index)?));
             let notes = categories::notes(ledger);
-            let report = once(replay, || category_table_columns().into(), notes, table);
+            let report = once(replay, category_table_columns().into(), notes, table);
             document::write(&report, replay, options, out)
         }
     }
@@ -135,7 +140,7 @@ fn write_tables(
 
 pub(super) fn once<'a, R: 'a>(
     replay: &'a RecordingReplay,
-    columns: fn() -> Vec<Column<R>>,
+    columns: Vec<Column<R>>,
     notes: Notes,
     table: impl Fn(DeviceIndex) -> Option<Table<R>> + 'a,
 ) -> AttributionReport<'a, R> {
@@ -201,7 +206,7 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
     }
 
     fn columns(&self) -> Vec<Column<R>> {
-        (self.columns)()
+        self.columns.clone()
     }
 
     fn tables(&self) -> impl Iterator<Item = Table<R>> {

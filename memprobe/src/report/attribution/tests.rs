@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::attribution::breakdown::Breakdown;
 use crate::attribution::iterations::IterationLine;
 use crate::event::{
     Action, Context, Event, Grad, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId,
@@ -307,7 +308,7 @@ fn the_table_of_phases() {
 
 #[test]
 fn the_table_of_threads_adds_up_to_the_allocator() {
-    insta::assert_snapshot!(table(&training(), By::Thread));
+    insta::assert_snapshot!(table(&training(), By::Breakdown(Breakdown::Thread)));
 }
 
 #[test]

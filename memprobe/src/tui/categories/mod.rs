@@ -138,7 +138,7 @@ impl CategoryCells for CategoryData {
 pub struct Categories;
 
 fn shown(context: &ProcessContext) -> Option<&DeviceCategories> {
-    context.of_device(&context.categories, |device| device.index)
+    context.of_device(context.categories.as_ref(), |device| device.index)
 }
 
 static PARTS: ScreenParts<CategoryData> = ScreenParts {

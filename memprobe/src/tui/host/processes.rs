@@ -1,5 +1,6 @@
 //! Table of processes.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -111,11 +112,12 @@ impl ScreenContext for HostContext {
         vec![("Space", "pause", 5)]
     }
 
-    fn help(&self) -> &'static str {
+    fn help(&self) -> Cow<'static, str> {
         "\
 Space       pause the screen; memprobe goes on counting
 q Ctrl-C    quit; the processes run on
 "
+        .into()
     }
 
     fn number(&self) -> String {

@@ -263,11 +263,11 @@ impl Content for ModuleList {
     fn build(&mut self, query: &mut Query<ModuleKey>, context: &ProcessContext) -> TableOf<Self> {
         let subject = match self.iteration {
             None => {
-                let device = context.of_device(&context.modules, |device| device.index);
+                let device = context.of_device(context.modules.as_ref(), |device| device.index);
                 device.map(|device| ModuleTables::now(device, self.alike))
             }
             Some(_) => {
-                let device = context.of_device(&context.layers, |device| device.index);
+                let device = context.of_device(context.layers.as_ref(), |device| device.index);
                 device.map(|device| ModuleTables::then(device, self.alike))
             }
         };

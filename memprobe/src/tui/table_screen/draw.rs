@@ -478,7 +478,7 @@ impl<C: Content> TableScreen<C> {
         let parts = self.content.parts();
         let moves = "or j k, PgUp PgDn, Home End, wheel: move";
         let mut entries = vec![(theme.glyphs.arrows, moves.to_owned())];
-        let text = [parts.help, HELP, context.help(), "\n", parts.terms].concat();
+        let text = [parts.help, HELP, &context.help(), "\n", parts.terms].concat();
         for line in text.lines() {
             let (key, text) = line.split_at_checked(12).unwrap_or_default();
             match (key.trim_end(), entries.last_mut()) {

@@ -126,7 +126,7 @@ pub trait ScreenContext {
     fn keys(&self) -> Vec<KeyHint>;
 
     /// Returns the help on the keys of all screens, a line each; the text starts at its 13th character.
-    fn help(&self) -> &'static str;
+    fn help(&self) -> Cow<'static, str>;
 
     /// Returns the most important number, for a terminal too small for any table.
     fn number(&self) -> String;
@@ -162,7 +162,7 @@ pub trait Content: Sized + 'static {
     /// Heads of the columns that the keys 1 to 9 sort by, if these are not the first ones.
     const DIGITS: &'static [&'static str] = &[];
 
-    fn parts(&self) -> &'static ScreenParts<Self::Data>;
+    fn parts(&self) -> &ScreenParts<Self::Data>;
 
     /// Returns true unless the column has nothing to show.
     fn shows(&self, _column: &Column<Self::Data>) -> bool {

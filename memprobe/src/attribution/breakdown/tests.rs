@@ -1,0 +1,96 @@
+use super::*;
+use crate::attribution::WithCategories;
+use crate::attribution::allocation_groups::samples::{Program, learning_for};
+use crate::ledger::Analysis;
+use crate::ledger::snapshot::Grouping;
+
+fn program() -> Program {
+    learning_for(10, |iteration| iteration % 3 == 0)
+}
+
+fn device(table: &BreakdownLedger, ledger: &Ledger) -> DeviceBreakdown {
+    let mut devices = table.devices(&ledger.snapshot(TimeNs(0), Grouping::User));
+    assert_eq!(devices.len(), 1, "{:?}", table.breakdown);
+    devices.remove(0)
+}
+
+/// Sums the rows and the remainders, now and at the peak.
+fn sums(device: &DeviceBreakdown) -> [i128; 2] {
+    let holdings = device.rows.iter().map(|row| row.holding);
+    let rows = holdings.reduce(Holding::and).unwrap_or_default();
+    let rest =
+        |at: usize| i128::from(device.before_attach[at].0) + i128::from(device.unaccounted[at]);
+    [
+        i128::from(rows.live.0) + rest(0),
+        i128::from(rows.at_peak.0) + rest(1),
+    ]
+}
+
+#[test]
+fn every_breakdown_adds_up_to_the_allocator_now_and_at_the_peak() {
+    for breakdown in Breakdown::ALL {
+        let analyses = WithCategories::new(BreakdownLedger::new(*breakdown));
+        let played = program().analyzed(analyses);
+        let device = device(&played.analyses.table, &played.ledger);
+        let snapshot = &played.ledger.snapshot(TimeNs(0), Grouping::User).devices[0];
+        let totals = [snapshot.totals.allocated, snapshot.peak.allocated];
+        let expected = totals.map(|bytes| i128::from(bytes.0));
+        assert!(expected.iter().all(|bytes| *bytes > 0));
+        assert_eq!(sums(&device), expected, "{breakdown:?}");
+        assert_eq!([device.totals, device.peak].map(|it| it.allocated), totals);
+        let blocks = device.rows.iter().map(|row| row.holding.live_blocks);
+        assert_eq!(blocks.sum::<u64>(), device.live_blocks, "{breakdown:?}");
+    }
+}
+
+#[test]
+fn every_breakdown_that_begins_late_adds_up_from_then_on() {
+    let program = program();
+    let all = program.events.len();
+    for breakdown in Breakdown::ALL {
+        for start in [0, all / 3, all / 2, all - 1] {
+            let mut late: Option<WithCategories<BreakdownLedger>> = None;
+            let mut seen = 0;
+            program.play(|event, change, ledger| {
+                if let Some(late) = &mut late {
+                    late.apply(event, change, ledger);
+                } else if seen >= start {
+                    let table = BreakdownLedger::late(*breakdown, ledger, TimeNs(0));
+                    let categories = AttributionLedger::new(None).with_known(ledger, TimeNs(0));
+                    late = Some(WithCategories { categories, table });
+                }
+                seen += 1;
+                let snapshot = ledger.snapshot(TimeNs(0), Grouping::User);
+                for device in late.iter().flat_map(|late| late.table.devices(&snapshot)) {
+                    let expected = [device.totals, device.peak];
+                    let expected = expected.map(|it| i128::from(it.allocated.0));
+                    assert_eq!(sums(&device), expected, "{breakdown:?} from {start}");
+                }
+            });
+            assert!(late.is_some());
+        }
+    }
+}
+
+#[test]
+fn keys_beyond_the_cap_are_one_row_of_the_device() {
+    let ledger = program().play(|_, _, _| {});
+    let (block, _) = ledger.blocks().next().expect("a live block");
+    let mut table = BreakdownLedger::late(Breakdown::Thread, &ledger, TimeNs(0));
+    for key in 0..MAX_ROWS as u64 + 2 {
+        table.add(block, BreakdownKey::Key(key), false, &ledger, 0);
+    }
+    let device = device(&table, &ledger);
+    assert_eq!(device.rows.len(), MAX_ROWS + 1);
+    let allocs = |key| {
+        let row = device.rows.iter().find(|row| row.key == key);
+        row.map(|row| row.holding.allocs)
+    };
+    let known = device
+        .rows
+        .iter()
+        .filter(|row| matches!(row.key, BreakdownKey::Key(_)));
+    let counted = known.map(|row| row.holding.allocs).sum::<u64>();
+    let too_many = allocs(BreakdownKey::TooMany).expect("a row for the excess");
+    assert_eq!(counted + too_many, MAX_ROWS as u64 + 2);
+}

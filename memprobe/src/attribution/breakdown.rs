@@ -1,7 +1,6 @@
 //! Breakdowns: memory of each device by a key of the block, such as the thread that allocated it.
 //!
-//! A breakdown is a variant of [`Breakdown`] and its [`BlockKeys`]. The ledger, the report and the screen are those of
-//! all breakdowns.
+//! A breakdown is a variant of [`Breakdown`] with its [`BlockKeys`]. Ledger, report and screen are the same for all.
 
 mod threads;
 
@@ -16,8 +15,7 @@ use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding, PeakAnalysis};
 use super::ledger::AttributionLedger;
 use crate::event::{Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 use crate::ledger::snapshot::Snapshot;
-use crate::ledger::{BlockId, Change, CompactIndex, CopySize, Ledger, PerBlock};
-use threads::AllocatingThread;
+use crate::ledger::{BlockId, Change, CompactIndex, CopySize, Ledger, LiveBlock, PerBlock};
 
 /// Cap on rows of all devices; the excess is one row a device.
 const MAX_ROWS: usize = 1 << 16;
@@ -31,27 +29,23 @@ pub enum Breakdown {
 impl Breakdown {
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    fn keys(self) -> &'static dyn BlockKeys {
+    fn keys(self) -> &'static BlockKeys {
         match self {
-            Self::Thread => &AllocatingThread,
+            Self::Thread => &threads::KEYS,
         }
     }
 }
 
-/// Assigns each block to a row of a breakdown.
-trait BlockKeys {
-    /// Returns the key of a block at its allocation.
-    fn key(&self, allocation: &MemoryEvent, block: BlockId, ledger: &Ledger) -> u64;
-
-    /// Returns the key of a block whose allocation was not seen; `None` if the block does not tell it.
-    fn key_of_live(&self, _block: BlockId, _ledger: &Ledger) -> Option<u64> {
-        None
-    }
-
+/// Analysis of a breakdown: the key of each block, and names of keys.
+#[derive(Debug)]
+struct BlockKeys {
+    /// Returns the key of a block from the event of its allocation.
+    of_allocation: fn(&MemoryEvent) -> u64,
+    /// Returns the same key from the block alone. With `None` each live block takes 4 bytes, and the keys of blocks from
+    /// before the ledger are unknown.
+    of_block: fn(&LiveBlock) -> Option<u64>,
     /// Returns the key that an event names, and its name.
-    fn name(&self, _event: &Event) -> Option<(u64, Arc<str>)> {
-        None
-    }
+    name: fn(&Event) -> Option<(u64, Arc<str>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,7 +83,7 @@ pub struct DeviceBreakdown {
 /// Memory by device and key, updated by every event.
 #[derive(Clone, Debug)]
 pub struct BreakdownLedger {
-    breakdown: Breakdown,
+    keys: &'static BlockKeys,
     rows: Vec<(DeviceIndex, BreakdownKey, HeldBytes)>,
     by_key: HashMap<(DeviceIndex, BreakdownKey), CompactIndex>,
     by_block: PerBlock<CompactIndex>,
@@ -100,8 +94,17 @@ pub struct BreakdownLedger {
 impl BreakdownLedger {
     /// Creates a ledger that begins before the first event.
     pub fn new(breakdown: Breakdown) -> Self {
+        Self::of(breakdown.keys())
+    }
+
+    /// Starts from the current state of a ledger.
+    pub fn late(breakdown: Breakdown, ledger: &Ledger, now: TimeNs) -> Self {
+        Self::of(breakdown.keys()).with_live(ledger, now)
+    }
+
+    fn of(keys: &'static BlockKeys) -> Self {
         Self {
-            breakdown,
+            keys,
             rows: Vec::new(),
             by_key: HashMap::new(),
             by_block: PerBlock::default(),
@@ -110,18 +113,14 @@ impl BreakdownLedger {
         }
     }
 
-    /// Starts from the current state of a ledger.
-    pub fn late(breakdown: Breakdown, ledger: &Ledger, now: TimeNs) -> Self {
-        let mut late = Self {
-            marks: HighWaterMarks::from_now(ledger, now),
-            ..Self::new(breakdown)
-        };
-        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline) {
-            let key = breakdown.keys().key_of_live(id, ledger);
+    fn with_live(mut self, ledger: &Ledger, now: TimeNs) -> Self {
+        self.marks = HighWaterMarks::from_now(ledger, now);
+        for (id, block) in ledger.blocks().filter(|(_, block)| !block.is_baseline) {
+            let key = (self.keys.of_block)(block);
             let key = key.map_or(BreakdownKey::BeforeOpening, BreakdownKey::Key);
-            late.add(id, key, true, ledger, 0);
+            self.add(id, key, true, ledger, 0);
         }
-        late
+        self
     }
 
     /// Memory of each device, at the moment of a snapshot of the ledger. Devices without the allocator have none.
@@ -166,34 +165,44 @@ impl BreakdownLedger {
         mark: u64,
     ) {
         let block = ledger.block(id);
-        let key = (block.device, key);
-        let key = if self.rows.len() < MAX_ROWS || self.by_key.contains_key(&key) {
-            key
-        } else {
-            (block.device, BreakdownKey::TooMany)
-        };
-        let rows = &mut self.rows;
-        let row = *self.by_key.entry(key).or_insert_with(|| {
-            rows.push((key.0, key.1, HeldBytes::default()));
-            CompactIndex::of(rows.len() - 1)
-        });
+        let row = self.row_of(block.device, key);
         let change = BlockChange::allocated(block.size, is_tracked);
         self.rows[row.index()].2.change(change, mark);
-        if is_tracked {
+        if is_tracked && (self.keys.of_block)(block).is_none() {
             self.by_block.insert(id, row);
         }
     }
 
+    /// Returns the row of a key, which is always the same: a key beyond the cap never gets one of its own.
+    fn row_of(&mut self, device: DeviceIndex, key: BreakdownKey) -> CompactIndex {
+        let key = (device, key);
+        let key = if self.rows.len() < MAX_ROWS || self.by_key.contains_key(&key) {
+            key
+        } else {
+            (device, BreakdownKey::TooMany)
+        };
+        let rows = &mut self.rows;
+        *self.by_key.entry(key).or_insert_with(|| {
+            rows.push((key.0, key.1, HeldBytes::default()));
+            CompactIndex::of(rows.len() - 1)
+        })
+    }
+
     fn release(&mut self, id: BlockId, ledger: &Ledger, mark: u64) {
-        if let Some(row) = self.by_block.remove(id) {
-            let (.., held) = &mut self.rows[row.index()];
-            held.release(ledger.block(id).size.0, mark);
+        let block = ledger.block(id);
+        let row = match (self.keys.of_block)(block) {
+            // The baseline has no row.
+            Some(_) if block.is_baseline => None,
+            Some(key) => Some(self.row_of(block.device, BreakdownKey::Key(key))),
+            None => self.by_block.remove(id),
+        };
+        if let Some(row) = row {
+            self.rows[row.index()].2.release(block.size.0, mark);
         }
     }
 
     fn apply_at(&mut self, event: &Event, change: &Change, ledger: &Ledger, mark: u64) {
-        let keys = self.breakdown.keys();
-        if let Some((key, name)) = keys.name(event)
+        if let Some((key, name)) = (self.keys.name)(event)
             && (self.names.len() < MAX_ROWS || self.names.contains_key(&key))
         {
             self.names.insert(key, name);
@@ -201,9 +210,9 @@ impl BreakdownLedger {
         for ended in change.ended() {
             self.release(*ended, ledger, mark);
         }
-        if let (Event::Memory(event), Some((block, is_tracked))) = (event, change.allocated()) {
-            let key = BreakdownKey::Key(keys.key(event, block, ledger));
-            self.add(block, key, is_tracked, ledger, mark);
+        if let (Event::Memory(event), Some((id, is_tracked))) = (event, change.allocated()) {
+            let key = (self.keys.of_allocation)(event);
+            self.add(id, BreakdownKey::Key(key), is_tracked, ledger, mark);
         }
     }
 }

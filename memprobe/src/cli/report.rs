@@ -15,7 +15,6 @@ use super::options::{
     Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
     parse_depth, parse_size,
 };
-use crate::attribution::breakdown::Breakdown;
 use crate::attribution::iterations::IterationLine;
 use crate::commands::html::{AnnotatedPage, HtmlPage, RankPage};
 use crate::commands::messages;
@@ -29,7 +28,6 @@ use crate::report::{
     self, Alike, By, LayersOf, ManyReport, NamedRecording, Outcome, ReportError, ReportFormat,
     ReportOptions, RowLimit, SegmentMoment, Sort, WhatIfSettings,
 };
-use crate::view::BreakdownView;
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
@@ -115,16 +113,9 @@ pub struct Report {
 
 /// Meanings of a row in the order of the help: breakdowns after the tables of iterations and categories.
 static ROWS: LazyLock<Vec<Choice<By>>> = LazyLock::new(|| {
-    let breakdowns = Breakdown::ALL.iter().map(|breakdown| {
-        let BreakdownView { noun, meaning, .. } = BreakdownView::of(*breakdown);
-        (*noun, By::Breakdown(*breakdown), *meaning)
-    });
-    [
-        FIRST_ROWS.to_vec(),
-        breakdowns.collect(),
-        LAST_ROWS.to_vec(),
-    ]
-    .concat()
+    let first = FIRST_ROWS.iter().copied();
+    let all = first.chain(By::breakdowns());
+    all.chain(LAST_ROWS.iter().copied()).collect()
 });
 
 const FIRST_ROWS: &[Choice<By>] = choices! {
@@ -215,22 +206,14 @@ impl Report {
 
     /// Refuses options without effect.
     fn check(&self) -> Result<()> {
-        use By::{
-            Category, Growth, Iteration, Layer, Line, Module, Owner, Peak, Phase, Rank, Saved,
-            Segment, Size, Tensor,
-        };
+        use By::*;
         self.check_what_if()?;
         let with_iterations = [
             Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size, Rank,
         ];
-        let breakdowns = Breakdown::ALL.iter().copied().map(By::Breakdown);
-        let first = [
-            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size,
-        ];
-        let limited: Vec<By> = first
-            .into_iter()
-            .chain(breakdowns)
-            .chain([Segment, Owner, Rank])
+        let rows = ROWS.iter().map(|(_, by, _)| *by);
+        let limited: Vec<By> = rows
+            .filter(|by| !matches!(by, Event | Category | Phase))
             .collect();
         let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
         let flags: [(&str, bool, &[By]); 9] = [
@@ -543,6 +526,8 @@ fn report_on(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use crate::event::Losses;
     use clap::Parser;
 
@@ -585,6 +570,13 @@ mod tests {
         assert!(refused("--by peak --sort live").is_some());
         assert!(refused("--by event --frame user").is_some());
         assert!(refused("--iteration-start serve.py:41").is_some());
+    }
+
+    #[test]
+    fn every_meaning_of_a_row_has_its_own_word() {
+        let words: BTreeSet<&str> = ROWS.iter().map(|(word, ..)| *word).collect();
+        assert_eq!(words.len(), ROWS.len());
+        assert!(refused("--by thread --limit 3").is_none());
     }
 
     #[test]

@@ -55,8 +55,8 @@ use crate::event::{Bytes, Losses};
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingDamage, RecordingError};
 pub use crate::view::Alike;
-use crate::view::clean;
 pub use crate::view::table::Colour;
+use crate::view::{BreakdownView, clean};
 use lines::LineReport;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,6 +136,16 @@ pub enum By {
     Owner,
     /// Differences between the ranks of a directory: [`write_ranks`].
     Rank,
+}
+
+impl By {
+    /// Returns the breakdowns, each with its word and its meaning.
+    pub fn breakdowns() -> impl Iterator<Item = (&'static str, Self, &'static str)> {
+        Breakdown::ALL.iter().map(|breakdown| {
+            let BreakdownView { noun, meaning, .. } = BreakdownView::of(*breakdown);
+            (*noun, Self::Breakdown(*breakdown), *meaning)
+        })
+    }
 }
 
 /// Moment of a recording whose segments a report shows.

@@ -4,13 +4,26 @@ use crate::attribution::allocation_groups::samples::{Program, learning_for};
 use crate::ledger::Analysis;
 use crate::ledger::snapshot::Grouping;
 
+/// Keys that a block tells: its size.
+static SIZES: BlockKeys = BlockKeys {
+    of_allocation: |allocation| allocation.size.0,
+    of_block: |block| Some(block.size.0),
+    name: |_| None,
+};
+
+/// Returns the keys of every breakdown, and of one more.
+fn all_keys() -> impl Iterator<Item = &'static BlockKeys> {
+    let breakdowns = Breakdown::ALL.iter().map(|breakdown| breakdown.keys());
+    breakdowns.chain([&SIZES])
+}
+
 fn program() -> Program {
     learning_for(10, |iteration| iteration % 3 == 0)
 }
 
 fn device(table: &BreakdownLedger, ledger: &Ledger) -> DeviceBreakdown {
     let mut devices = table.devices(&ledger.snapshot(TimeNs(0), Grouping::User));
-    assert_eq!(devices.len(), 1, "{:?}", table.breakdown);
+    assert_eq!(devices.len(), 1);
     devices.remove(0)
 }
 
@@ -28,18 +41,18 @@ fn sums(device: &DeviceBreakdown) -> [i128; 2] {
 
 #[test]
 fn every_breakdown_adds_up_to_the_allocator_now_and_at_the_peak() {
-    for breakdown in Breakdown::ALL {
-        let analyses = WithCategories::new(BreakdownLedger::new(*breakdown));
+    for keys in all_keys() {
+        let analyses = WithCategories::new(BreakdownLedger::of(keys));
         let played = program().analyzed(analyses);
         let device = device(&played.analyses.table, &played.ledger);
         let snapshot = &played.ledger.snapshot(TimeNs(0), Grouping::User).devices[0];
         let totals = [snapshot.totals.allocated, snapshot.peak.allocated];
         let expected = totals.map(|bytes| i128::from(bytes.0));
         assert!(expected.iter().all(|bytes| *bytes > 0));
-        assert_eq!(sums(&device), expected, "{breakdown:?}");
+        assert_eq!(sums(&device), expected, "{keys:?}");
         assert_eq!([device.totals, device.peak].map(|it| it.allocated), totals);
         let blocks = device.rows.iter().map(|row| row.holding.live_blocks);
-        assert_eq!(blocks.sum::<u64>(), device.live_blocks, "{breakdown:?}");
+        assert_eq!(blocks.sum::<u64>(), device.live_blocks, "{keys:?}");
     }
 }
 
@@ -47,7 +60,7 @@ fn every_breakdown_adds_up_to_the_allocator_now_and_at_the_peak() {
 fn every_breakdown_that_begins_late_adds_up_from_then_on() {
     let program = program();
     let all = program.events.len();
-    for breakdown in Breakdown::ALL {
+    for keys in all_keys() {
         for start in [0, all / 3, all / 2, all - 1] {
             let mut late: Option<WithCategories<BreakdownLedger>> = None;
             let mut seen = 0;
@@ -55,7 +68,7 @@ fn every_breakdown_that_begins_late_adds_up_from_then_on() {
                 if let Some(late) = &mut late {
                     late.apply(event, change, ledger);
                 } else if seen >= start {
-                    let table = BreakdownLedger::late(*breakdown, ledger, TimeNs(0));
+                    let table = BreakdownLedger::of(keys).with_live(ledger, TimeNs(0));
                     let categories = AttributionLedger::new(None).with_known(ledger, TimeNs(0));
                     late = Some(WithCategories { categories, table });
                 }
@@ -64,12 +77,44 @@ fn every_breakdown_that_begins_late_adds_up_from_then_on() {
                 for device in late.iter().flat_map(|late| late.table.devices(&snapshot)) {
                     let expected = [device.totals, device.peak];
                     let expected = expected.map(|it| i128::from(it.allocated.0));
-                    assert_eq!(sums(&device), expected, "{breakdown:?} from {start}");
+                    assert_eq!(sums(&device), expected, "{keys:?} from {start}");
                 }
             });
             assert!(late.is_some());
         }
     }
+}
+
+#[test]
+fn blocks_tell_the_key_of_their_allocation_or_none() {
+    for keys in all_keys() {
+        program().play(|event, change, ledger| {
+            if let (Event::Memory(event), Some((id, _))) = (event, change.allocated()) {
+                let key = (keys.of_block)(ledger.block(id));
+                let expected = (keys.of_allocation)(event);
+                assert!(key.is_none_or(|key| key == expected), "{keys:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn only_keys_that_blocks_do_not_tell_are_kept_for_each_block() {
+    let ledger = program().play(|_, _, _| {});
+    let table = |keys| BreakdownLedger::of(keys).with_live(&ledger, TimeNs(0));
+    let (sizes, threads) = (table(&SIZES), table(Breakdown::Thread.keys()));
+    assert_eq!(sizes.by_block.bytes(), 0);
+    assert!(threads.by_block.bytes() > 0);
+    let keys = |table: &BreakdownLedger| {
+        let rows = device(table, &ledger).rows.into_iter();
+        rows.map(|row| row.key).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&threads), [BreakdownKey::BeforeOpening]);
+    assert!(
+        keys(&sizes)
+            .iter()
+            .all(|key| matches!(key, BreakdownKey::Key(_)))
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::attribution::allocation_groups::samples::{Program, learning_for};
 use crate::ledger::Analysis;
 use crate::ledger::snapshot::Grouping;
 
-/// Keys that a block tells: its size.
+/// Keys from the block: its size.
 static SIZES: BlockKeys = BlockKeys {
     of_allocation: |allocation| allocation.size.0,
     of_block: |block| Some(block.size.0),
@@ -86,7 +86,7 @@ fn every_breakdown_that_begins_late_adds_up_from_then_on() {
 }
 
 #[test]
-fn blocks_tell_the_key_of_their_allocation_or_none() {
+fn a_key_from_a_block_is_that_of_its_allocation() {
     for keys in all_keys() {
         program().play(|event, change, ledger| {
             if let (Event::Memory(event), Some((id, _))) = (event, change.allocated()) {
@@ -99,7 +99,7 @@ fn blocks_tell_the_key_of_their_allocation_or_none() {
 }
 
 #[test]
-fn only_keys_that_blocks_do_not_tell_are_kept_for_each_block() {
+fn only_keys_from_allocations_take_memory_for_each_block() {
     let ledger = program().play(|_, _, _| {});
     let table = |keys| BreakdownLedger::of(keys).with_live(&ledger, TimeNs(0));
     let (sizes, threads) = (table(&SIZES), table(Breakdown::Thread.keys()));

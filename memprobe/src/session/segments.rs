@@ -144,7 +144,7 @@ impl SegmentReader {
     /// Returns a reading that only says that none was whole.
     fn always_changed(&mut self, time: TimeNs) -> Arc<SegmentReading> {
         let reason =
-            format!("the allocator changed its tables during each of {REPORTED_CHANGES} readings");
+            format!("the allocator's tables changed during each of {REPORTED_CHANGES} readings");
         let reading = Arc::new(SegmentReading {
             time,
             tgid: self.memory.tgid(),

@@ -36,6 +36,8 @@ impl Breakdown {
     }
 }
 
+type NamedKey = (u64, Arc<str>);
+
 /// Analysis of a breakdown: the key of each block, and names of keys.
 #[derive(Debug)]
 struct BlockKeys {
@@ -45,7 +47,7 @@ struct BlockKeys {
     /// before the ledger are unknown.
     of_block: fn(&LiveBlock) -> Option<u64>,
     /// Returns the key that an event names, and its name.
-    name: fn(&Event) -> Option<(u64, Arc<str>)>,
+    name: fn(&Event) -> Option<NamedKey>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -83,12 +83,19 @@ impl PathOrigins {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
     pub text: String,
     /// The same without the frame: `batch['x']`.
     pub name: String,
+}
+
+/// Memory for the texts of paths, which serves one after the other.
+#[derive(Debug, Default)]
+pub struct PathBuffer {
+    steps: Vec<(u32, Step)>,
+    path: Path,
 }
 
 #[derive(Debug)]
@@ -161,6 +168,22 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         paths.collect()
     }
 
+    /// Calls `each` with the text of up to `most` paths to a tensor, as [`Self::to_tensor`] returns them.
+    pub fn each_text(
+        &self,
+        tensor: u64,
+        most: usize,
+        buffer: &mut PathBuffer,
+        mut each: impl FnMut(&str),
+    ) {
+        let paths = self.to_tensors.get(&tensor).into_iter();
+        for origin in paths.flat_map(PathOrigins::as_slice).take(most) {
+            if self.write(*origin, buffer).is_some() {
+                each(&buffer.path.text);
+            }
+        }
+    }
+
     /// Returns the longest-lived path to an object, or `None` if it is unreachable.
     pub fn to_object(&self, object: u64) -> Option<Path> {
         self.path(self.origin_of(object)?)
@@ -189,6 +212,13 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     /// Root and steps of a path. Each step comes with the index of the object that it starts from.
     pub(super) fn steps_to(&self, origin: PathOrigin) -> Option<(u32, Vec<(u32, Step)>)> {
         let mut steps = Vec::new();
+        let root = self.add_steps(origin, &mut steps)?;
+        Some((root, steps))
+    }
+
+    /// Replaces `steps` by those of a path, and returns its root.
+    fn add_steps(&self, origin: PathOrigin, steps: &mut Vec<(u32, Step)>) -> Option<u32> {
+        steps.clear();
         let mut at = origin;
         let root = loop {
             match at {
@@ -204,25 +234,32 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
             }
         };
         steps.reverse();
-        Some((root, steps))
+        Some(root)
     }
 
     fn path(&self, origin: PathOrigin) -> Option<Path> {
-        let (root, steps) = self.steps_to(origin)?;
+        let mut buffer = PathBuffer::default();
+        self.write(origin, &mut buffer)?;
+        Some(buffer.path)
+    }
+
+    /// Replaces the path in the buffer.
+    fn write(&self, origin: PathOrigin, buffer: &mut PathBuffer) -> Option<()> {
+        let PathBuffer { steps, path } = buffer;
+        let root = self.add_steps(origin, steps)?;
         let root = self.roots.get(root as usize)?;
-        let mut name = root.name.to_string();
-        for &(_, step) in &steps {
-            self.heap.write_step(step, &mut name);
+        path.name.clear();
+        path.name.push_str(&root.name);
+        for &(_, step) in &*steps {
+            self.heap.write_step(step, &mut path.name);
         }
+        path.text.clear();
         let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
-        let note = match root.note {
-            "" => String::new(),
-            note => format!(" ({note})"),
-        };
-        Some(Path {
-            text: format!("{beginning}{name}{note}"),
-            name,
-        })
+        path.text.extend([beginning, &path.name]);
+        if !root.note.is_empty() {
+            path.text.extend([" (", root.note, ")"]);
+        }
+        Some(())
     }
 }
 

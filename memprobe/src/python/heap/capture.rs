@@ -163,12 +163,17 @@ impl HeapScan {
             ScanScope::New(known) => {
                 moment.objects.keep_contents(&heap);
                 moment.objects.add_known(&heap, known);
+                if image.has_followed_changed() {
+                    moment.objects.add_known_holders(&heap, known);
+                }
             }
             ScanScope::Copy => {}
         }
-        moment.modules = modules::read(&heap, &moment.objects.modules);
-        moment.optimizers = optimizers::read(&heap, &moment.objects.optimizers);
-        moment.cached = optimizers::cached(&heap, &moment.objects.kv_caches);
+        image.following(|| {
+            moment.modules = modules::read(&heap, &moment.objects.modules);
+            moment.optimizers = optimizers::read(&heap, &moment.objects.optimizers);
+            moment.cached = optimizers::cached(&heap, &moment.objects.kv_caches);
+        });
         match frames::variables(&heap, python, &moment.objects) {
             Ok(variables) => moment.variables = variables,
             Err(error) => moment.no_frames = Some(error),

@@ -135,6 +135,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
             of_contexts: HashMap::new(),
             untracked: None,
             count: 0,
+            held: Vec::new(),
         };
         for &leaf in &scan.contexts {
             // Values that cannot be read are not reached.
@@ -196,12 +197,23 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     }
 
     pub(crate) fn object_at(&self, place: u32) -> Option<(u64, Arc<Class>)> {
-        let place = place as usize;
-        let (address, class) = match self.scan.objects.get(place) {
-            Some(object) => (object.address, object.class),
-            None => *self.untracked.get(place - self.scan.objects.len())?,
-        };
+        let (address, class) = self.address_and_class(place)?;
         Some((address, self.heap.class_at(class)?))
+    }
+
+    fn kinds_at(&self, place: u32) -> Option<(TorchKind, ContainerKind)> {
+        self.heap.kinds_at(self.address_and_class(place)?.1)
+    }
+
+    fn address_and_class(&self, place: u32) -> Option<(u64, u32)> {
+        let place = place as usize;
+        match self.scan.objects.get(place) {
+            Some(object) => Some((object.address, object.class)),
+            None => self
+                .untracked
+                .get(place - self.scan.objects.len())
+                .copied(),
+        }
     }
 
     pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
@@ -275,6 +287,8 @@ struct Search<'a, 'p, M> {
     /// `None` if the process has no numpy.
     untracked: Option<Untracked<'a, 'p, M>>,
     count: usize,
+    /// Memory for the contents of one object after the other.
+    held: Vec<(Step, u64)>,
 }
 
 /// Modules to continue from: depth and place of each.
@@ -411,9 +425,12 @@ impl<M: ReadMemory> Search<'_, '_, M> {
     }
 
     fn reach(&mut self, object: u64, origin: PathOrigin, steps: usize) {
-        let Some(place) = self.place_of(object) else {
-            return;
-        };
+        if let Some(place) = self.place_of(object) {
+            self.reach_place(place, origin, steps);
+        }
+    }
+
+    fn reach_place(&mut self, place: u32, origin: PathOrigin, steps: usize) {
         let place = place as usize;
         let (Some(next), Some(depth)) = (self.next.get_mut(steps), self.depths.get_mut(place))
         else {
@@ -472,7 +489,7 @@ impl<M: ReadMemory> Search<'_, '_, M> {
             return;
         };
         let role = class.role;
-        let mut held = Vec::new();
+        let mut held = std::mem::take(&mut self.held);
         // Objects that cannot be read are not reached.
         let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
         let is_namespace = class.holds == ContainerKind::Globals;
@@ -481,17 +498,18 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         }
         let values = self.of_contexts.get(&address).into_iter().flatten();
         held.extend(values.map(|&value| (Step::Value, value)));
-        for (step, value) in held {
-            let class = self.place_of(value);
-            let Some((_, class)) = class.and_then(|at| self.paths.object_at(at)) else {
+        for &(step, value) in &held {
+            let found = self.place_of(value);
+            let found = found.and_then(|at| Some((at, self.paths.kinds_at(at)?)));
+            let Some((found, (kind, holds))) = found else {
                 continue;
             };
             // The entries are globals of a module with a name of its own.
-            if class.holds == ContainerKind::Entries && self.globals.contains(&value) {
+            if holds == ContainerKind::Entries && self.globals.contains(&value) {
                 continue;
             }
             // Tensors that modules and optimizers hold have names of their own.
-            let is_tensor = class.role == TorchKind::Tensor;
+            let is_tensor = kind == TorchKind::Tensor;
             let origin = PathOrigin::From(place, step);
             if is_tensor && !matches!(step, Step::Registered(_)) {
                 self.add_way(value, origin);
@@ -503,10 +521,12 @@ impl<M: ReadMemory> Search<'_, '_, M> {
             if name.is_some_and(|name| &*name == "state") {
                 continue;
             }
-            self.reach(value, origin, steps + 1);
+            self.reach_place(found, origin, steps + 1);
             if is_namespace {
                 self.reach_elements(value, steps + 1);
             }
         }
+        held.clear();
+        self.held = held;
     }
 }

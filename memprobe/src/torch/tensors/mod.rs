@@ -235,6 +235,8 @@ impl HeapReader for TensorReader<'_> {
         let mut objects = moment.objects.tensors.clone();
         let layouts = match &known.tensors {
             Some(known) => {
+                // Young objects are always listed again; those on unchanged pages are as they were.
+                objects.retain(|&object| !known.has(object));
                 objects.extend(known.changed(&image.changed()));
                 Ok(known.layouts.clone())
             }

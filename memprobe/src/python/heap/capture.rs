@@ -110,7 +110,8 @@ pub struct HeapScan {
 enum ScanScope<'a> {
     /// Everything. Reads into the image whatever later steps need.
     Whole(CaptureMode),
-    /// New objects since an earlier scan, and its tensors, modules and so on. Also reads into the image.
+    /// New objects since an earlier scan, and its modules and so on if these may have changed. Also reads into the
+    /// image.
     New(&'a PreviousScan),
     /// Everything, from an image that is already complete.
     Copy,

@@ -118,6 +118,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
         let peeked = Peeked(heap.memory);
         let addresses = scan.objects.iter().map(|object| object.address);
+        let places = AddressIndex::of(addresses);
         let mut search = Search {
             paths: Self {
                 heap,
@@ -125,9 +126,10 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 untracked: Vec::new(),
                 roots: Vec::new(),
                 origins: vec![PathOrigin::Nowhere; scan.objects.len()],
-                places: AddressIndex::of(addresses),
+                places,
                 places_of_untracked: HashMap::new(),
-                to_tensors: HashMap::new(),
+                // Growth would copy the table while the copy of the process has its full size.
+                to_tensors: HashMap::with_capacity(scan.tensors.len()),
             },
             depths: vec![NOWHERE; scan.objects.len()],
             next: vec![Vec::new(); DEPTHS],
@@ -209,10 +211,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         let place = place as usize;
         match self.scan.objects.get(place) {
             Some(object) => Some((object.address, object.class)),
-            None => self
-                .untracked
-                .get(place - self.scan.objects.len())
-                .copied(),
+            None => self.untracked.get(place - self.scan.objects.len()).copied(),
         }
     }
 

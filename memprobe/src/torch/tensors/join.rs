@@ -34,7 +34,7 @@ pub fn touch(
     let mut graph = std::mem::take(&mut found.graph);
     graph.storages = Vec::new();
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python: HashMap<u64, usize> = of_python(&found.tensors, &graph).collect();
+    let of_python = of_python(&found.tensors, &graph);
     for &(object, _) in &found.tensors {
         heap.class_of(object);
     }
@@ -47,13 +47,15 @@ pub fn touch(
     FunctionContexts::search(&paths, &graph, &of_python);
 }
 
-/// Pairs of a tensor's Python object and its index.
-fn of_python<'a>(
-    tensors: &'a [(u64, u64)],
-    graph: &'a RawGraph,
-) -> impl Iterator<Item = (u64, usize)> + 'a {
-    let tensors = tensors.iter();
-    tensors.filter_map(|(object, tensor)| Some((*object, graph.tensor_index(*tensor)?)))
+/// Index of each tensor by its Python object. `tensors` are pairs of a Python object and its `TensorImpl`.
+fn of_python(tensors: &[(u64, u64)], graph: &RawGraph) -> HashMap<u64, usize> {
+    let mut indices = HashMap::with_capacity(tensors.len().min(graph.tensors.len()));
+    for (object, tensor) in tensors {
+        if let Some(at) = graph.tensor_index(*tensor) {
+            indices.insert(*object, at);
+        }
+    }
+    indices
 }
 
 /// Joins everything. Blocks, storages and shapes leave `found`.
@@ -75,7 +77,7 @@ pub fn join(
     add_saved(found, &mut snapshot.tensors);
 
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python: HashMap<u64, usize> = of_python(&found.tensors, &found.graph).collect();
+    let of_python = of_python(&found.tensors, &found.graph);
     let mut classes: HashMap<u64, Arc<str>> = HashMap::new();
     for (&object, &at) in &of_python {
         let class = heap.class_of(object);
@@ -193,10 +195,10 @@ fn take_shapes(found: &mut Found, tensors: &mut [Tensor]) {
         let Some(geometry) = raw.geometry.take() else {
             continue;
         };
-        let strides = geometry.strides.into_iter();
-        let strides: Option<Vec<u64>> = strides.map(|stride| stride.try_into().ok()).collect();
+        let strides = geometry.strides.iter();
+        let strides: Option<Vec<u64>> = strides.map(|&stride| stride.try_into().ok()).collect();
         tensor.strides = strides.unwrap_or_default();
-        tensor.shape = Some(geometry.shape);
+        tensor.shape = Some(geometry.shape.clone());
         tensor.offset = geometry.offset;
     }
 }

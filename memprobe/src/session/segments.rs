@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::event::{Action, DeviceIndex, Event, SegmentReading, Tgid};
+use crate::event::{Action, DeviceIndex, Event, SegmentReading, Tgid, TimeNs};
 use crate::process::maps::Maps;
 use crate::process::memory::ProcessMemory;
 use crate::torch::allocator::active::{AllocatorVariable, NoAllocator};
@@ -17,6 +17,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SHARE: u32 = 100;
 /// Pause after a reading during which the tables changed; it doubles up to [`INTERVAL`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// Readings in a row that a change of the tables spoils, until that is said.
+const REPORTED_CHANGES: u32 = 30;
 /// Time for the last reading of a recording, if the tables change meanwhile. Events wait for it.
 const LAST_READING: Duration = Duration::from_millis(200);
 
@@ -28,6 +30,8 @@ pub(super) struct SegmentReader {
     has_changed: bool,
     due: Option<Instant>,
     pause: Duration,
+    /// Readings since the last whole one, during which the tables changed.
+    changed: u32,
     /// The reading that was taken last.
     last: Option<Arc<SegmentReading>>,
     /// True if this allocator cannot be read: that was said once.
@@ -42,6 +46,7 @@ impl SegmentReader {
             has_changed: false,
             due: None,
             pause: FIRST_PAUSE,
+            changed: 0,
             last: None,
             is_refused: false,
         }
@@ -103,7 +108,9 @@ impl SegmentReader {
             Ok(SegmentTables::Changed) => {
                 self.due = Some(Instant::now() + self.pause.max(cost * SHARE));
                 self.pause = (self.pause * 2).min(INTERVAL);
-                return None;
+                self.changed += 1;
+                // Later readings may still succeed.
+                return (self.changed == REPORTED_CHANGES).then(|| self.always_changed(time));
             }
             // The process ends, or its library is being loaded.
             Err(TablesError::Unreadable(_) | TablesError::NoAllocator(NoAllocator::Process(_))) => {
@@ -116,6 +123,7 @@ impl SegmentReader {
             }
         };
         self.has_changed = false;
+        self.changed = 0;
         self.pause = FIRST_PAUSE;
         self.due = Some(Instant::now() + INTERVAL.max(cost * SHARE));
         let reading = SegmentReading {
@@ -131,6 +139,20 @@ impl SegmentReader {
         let reading = Arc::new(reading);
         self.last = Some(Arc::clone(&reading));
         Some(reading)
+    }
+
+    /// Returns a reading that only says that none was whole.
+    fn always_changed(&mut self, time: TimeNs) -> Arc<SegmentReading> {
+        let reason =
+            format!("the allocator's tables changed during each of {REPORTED_CHANGES} readings");
+        let reading = Arc::new(SegmentReading {
+            time,
+            tgid: self.memory.tgid(),
+            devices: Vec::new(),
+            unread: Some(reason.into()),
+        });
+        self.last = Some(Arc::clone(&reading));
+        reading
     }
 
     fn tables(&mut self, torch: Option<&str>) -> Result<SegmentTables, TablesError> {

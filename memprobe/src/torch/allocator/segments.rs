@@ -65,20 +65,25 @@ pub fn read(
             Ok(Some(devices)) if is_of(&layout.versions, version) || !devices.is_empty() => {
                 return Ok(SegmentTables::Whole(devices));
             }
-            Ok(Some(_)) => {}
-            Ok(None) => is_known |= is_of(&layout.versions, version),
+            Ok(None) if is_of(&layout.versions, version) => return Ok(SegmentTables::Changed),
+            Ok(_) => {}
             Err(Misfit::TooManyBlocks) => return Err(TablesError::TooManyBlocks),
-            Err(Misfit::Layout) => {}
-        }
-        if is_known {
-            return Ok(SegmentTables::Changed);
+            Err(Misfit::Layout) => is_known |= is_of(&layout.versions, version),
         }
     }
     let calibrated = calibrate::calibrate(memory, active.object);
     match calibrated.map(|layout| read_as(memory, active.object, &layout)) {
-        Some(Ok(Some(devices))) => Ok(SegmentTables::Whole(devices)),
-        Some(Ok(None)) => Ok(SegmentTables::Changed),
-        _ => Err(TablesError::UnknownLayout(version.map(str::to_owned))),
+        Some(Ok(Some(devices))) => return Ok(SegmentTables::Whole(devices)),
+        Some(Ok(None)) => return Ok(SegmentTables::Changed),
+        _ => {}
+    }
+    memory
+        .read_u64(active.object)
+        .map_err(TablesError::Unreadable)?;
+    // The tables of a known version fit, unless they changed while they were read.
+    match is_known {
+        true => Ok(SegmentTables::Changed),
+        false => Err(TablesError::UnknownLayout(version.map(str::to_owned))),
     }
 }
 

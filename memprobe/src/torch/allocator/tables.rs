@@ -67,6 +67,11 @@ pub enum TablesError {
     /// No known layout fits and calibration found none. Holds the target's version of PyTorch, if known.
     #[error("memprobe does not know the tables of PyTorch {}", .0.as_deref().unwrap_or("of unknown version"))]
     UnknownLayout(Option<String>),
+    /// The layout of the target's version of PyTorch does not fit, and calibration found none.
+    #[error(
+        "the tables of PyTorch {0} did not fit: they changed while they were read, or this is another build of it"
+    )]
+    Unfit(String),
     #[error("there are more than {MAX_BLOCKS} blocks")]
     TooManyBlocks,
 }
@@ -87,7 +92,9 @@ pub fn read(
         return Err(TablesError::Backend(active.backend));
     }
     let mut found = None;
+    let mut is_known = false;
     for layout in layout::candidates(version) {
+        is_known |= is_of(&layout.versions, version);
         match read_as(memory, object, &layout) {
             Ok(tables) => {
                 if is_of(&layout.versions, version) || tables.is_consistent() {
@@ -111,7 +118,10 @@ pub fn read(
         return Ok(tables);
     }
     memory.read_u64(object).map_err(TablesError::Unreadable)?;
-    Err(TablesError::UnknownLayout(version.map(str::to_owned)))
+    Err(match version.filter(|_| is_known) {
+        Some(version) => TablesError::Unfit(version.to_owned()),
+        None => TablesError::UnknownLayout(version.map(str::to_owned)),
+    })
 }
 
 /// Reads the changed parts of the tables in a copy, and the blocks that these parts list. [`read`] then finds all in the

@@ -262,6 +262,20 @@ fn segments_that_do_not_add_up_are_no_reading() {
     assert_eq!(read, Ok(SegmentTables::Changed));
 }
 
+/// A known version whose tables do not fit was caught in the middle of a change; nothing of it is a lasting refusal.
+#[test]
+fn tables_of_a_known_version_that_do_not_fit_are_read_again() {
+    let (mut memory, variable, _) = process(&sample());
+    memory.write(POOLS, &[0xff; 64]);
+    let known = super::read(&memory, variable, Some("2.14.1"));
+    assert_eq!(known, Ok(SegmentTables::Changed));
+    let unknown = super::read(&memory, variable, Some("9.9.9"));
+    assert!(
+        matches!(unknown, Err(TablesError::UnknownLayout(_))),
+        "{unknown:?}"
+    );
+}
+
 proptest! {
     #[test]
     fn memory_that_lies_is_read_in_bounds_and_adds_up_or_is_refused(

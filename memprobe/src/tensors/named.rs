@@ -13,13 +13,14 @@ use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid}
 /// the same size (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Storages of other allocators,
 /// such as numpy's, have addresses that occur in no event.
 pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
-    let mut best: BTreeMap<(DeviceIndex, Address), Row> = BTreeMap::new();
-    for table in explain(snapshot).devices {
+    let tables = explain(snapshot).devices;
+    let mut best: BTreeMap<(DeviceIndex, Address), &Row> = BTreeMap::new();
+    for table in &tables {
         let Some(device) = index_of(table.device) else {
             continue;
         };
-        for row in table.rows {
-            let Some((addr, _)) = place(&row) else {
+        for row in &table.rows {
+            let Some((addr, _)) = place(row) else {
                 continue;
             };
             let known = best.get(&(device, addr));
@@ -35,31 +36,31 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
     let mut blocks: Vec<_> = blocks.collect();
     for ((device, addr), row) in best {
         if device == DeviceIndex::CPU
-            && let Some((_, size)) = place(&row)
+            && let Some((_, size)) = place(row)
         {
             blocks.push((device, addr, size, Some(row)));
         }
     }
-    let variables =
-        SavedVariables::of(snapshot, blocks.iter().filter_map(|(.., row)| row.as_ref()));
+    let variables = SavedVariables::of(snapshot, blocks.iter().filter_map(|(.., row)| *row));
+    let unknown = Row::default();
     let blocks = blocks.into_iter();
     let blocks = blocks.map(|(device, addr, size, row)| {
-        let row = row.unwrap_or_default();
+        let row = row.unwrap_or(&unknown);
         let tensor = row.tensor.and_then(|at| snapshot.tensors.get(at));
         LabeledBlock {
             addr,
             size,
             device,
-            is_saved_variable: variables.has(&row, tensor),
+            is_saved_variable: variables.has(row, tensor),
             kind: match row.kind {
                 RowKind::Tensor(kind) => Some(kind),
                 RowKind::Storage | RowKind::Block | RowKind::BlockBeyondLimit => None,
             },
-            name: row.names.into_iter().next(),
-            module: row.module,
+            name: row.names.first().cloned(),
+            module: row.module.clone(),
             called: tensor.and_then(|tensor| tensor.called.clone()),
-            saved_by: row.saved_by,
-            retainer: row.retainer,
+            saved_by: row.saved_by.clone(),
+            retainer: row.retainer.clone(),
         }
     });
     BlockLabels {

@@ -110,7 +110,8 @@ pub struct HeapScan {
 enum ScanScope<'a> {
     /// Everything. Reads into the image whatever later steps need.
     Whole(CaptureMode),
-    /// New objects since an earlier scan, and its tensors, modules and so on. Also reads into the image.
+    /// New objects since an earlier scan, and its modules and so on if these may have changed. Also reads into the
+    /// image.
     New(&'a PreviousScan),
     /// Everything, from an image that is already complete.
     Copy,
@@ -163,12 +164,17 @@ impl HeapScan {
             ScanScope::New(known) => {
                 moment.objects.keep_contents(&heap);
                 moment.objects.add_known(&heap, known);
+                if image.has_followed_changed() {
+                    moment.objects.add_known_holders(&heap, known);
+                }
             }
             ScanScope::Copy => {}
         }
-        moment.modules = modules::read(&heap, &moment.objects.modules);
-        moment.optimizers = optimizers::read(&heap, &moment.objects.optimizers);
-        moment.cached = optimizers::cached(&heap, &moment.objects.kv_caches);
+        image.following(|| {
+            moment.modules = modules::read(&heap, &moment.objects.modules);
+            moment.optimizers = optimizers::read(&heap, &moment.objects.optimizers);
+            moment.cached = optimizers::cached(&heap, &moment.objects.kv_caches);
+        });
         match frames::variables(&heap, python, &moment.objects) {
             Ok(variables) => moment.variables = variables,
             Err(error) => moment.no_frames = Some(error),

@@ -43,6 +43,8 @@ struct ChunkCache {
     open: bool,
     /// True if chunks that are read now get a mark.
     marks: bool,
+    /// All bits within [`Image::following`], else none.
+    follows: u8,
     missed: u64,
 }
 
@@ -57,6 +59,8 @@ struct Chunk {
     used: u8,
     /// Pages that are not as they were before the latest [`Image::renew`], one bit each.
     changed: u8,
+    /// Pages that were looked at within [`Image::following`], one bit each.
+    followed: u8,
     is_marked: bool,
 }
 
@@ -93,6 +97,7 @@ impl<M: ReadMemory> Image<M> {
                 most: most / CHUNK,
                 open: true,
                 marks: false,
+                follows: 0,
                 missed: 0,
             }),
         }
@@ -126,6 +131,7 @@ impl<M: ReadMemory> Image<M> {
     pub fn forget_use(&self) {
         for chunk in &mut self.cache.borrow_mut().chunks {
             chunk.used = 0;
+            chunk.followed = 0;
             chunk.is_marked = false;
         }
     }
@@ -136,6 +142,22 @@ impl<M: ReadMemory> Image<M> {
         let result = read();
         self.cache.borrow_mut().marks = before;
         result
+    }
+
+    /// Remembers all pages that `read` reads, for [`Self::has_followed_changed`].
+    pub fn following<T>(&self, read: impl FnOnce() -> T) -> T {
+        let before = std::mem::replace(&mut self.cache.borrow_mut().follows, ALL);
+        let result = read();
+        self.cache.borrow_mut().follows = before;
+        result
+    }
+
+    /// True if the latest [`Self::renew`] found a page changed that was read within [`Self::following`]. Otherwise the
+    /// same reading again would read the same pages.
+    pub fn has_followed_changed(&self) -> bool {
+        let cache = self.cache.borrow();
+        let mut chunks = cache.chunks.iter();
+        chunks.any(|chunk| chunk.followed & chunk.changed != 0)
     }
 
     /// Drops the chunks without a mark, whose memory goes back to the system.
@@ -232,6 +254,7 @@ impl Chunk {
             tried: 0,
             used: 0,
             changed: ALL,
+            followed: 0,
             is_marked: false,
         }
     }
@@ -362,6 +385,7 @@ impl ChunkCache {
         };
         if is_read {
             chunk.used |= pages;
+            chunk.followed |= pages & self.follows;
             chunk.is_marked |= self.marks;
         }
         let untried = pages & !chunk.tried;
@@ -560,14 +584,35 @@ mod tests {
     }
 
     #[test]
-    fn renewed_it_shows_what_the_memory_has_become() {
-        let memory = std::cell::RefCell::new(memory());
-        struct Shared<'a>(&'a RefCell<FakeMemory>);
-        impl ReadMemory for Shared<'_> {
-            fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
-                self.0.borrow().read(address, into)
-            }
+    fn a_page_that_was_followed_and_has_changed_is_known() {
+        let memory = RefCell::new(memory());
+        let image = Image::of(Shared(&memory), 1 << 20);
+        let (other, followed) = (AT + 8, AT + 0x2000);
+        image.read_u64(other).unwrap();
+        image.following(|| image.read_u64(followed)).unwrap();
+        image.renew();
+        assert!(!image.has_followed_changed());
+        memory.borrow_mut().write(other, &[0xff; 8]);
+        image.renew();
+        assert!(!image.has_followed_changed());
+        memory.borrow_mut().write(followed, &[0xff; 8]);
+        image.renew();
+        assert!(image.has_followed_changed());
+        image.forget_use();
+        assert!(!image.has_followed_changed());
+    }
+
+    struct Shared<'a>(&'a RefCell<FakeMemory>);
+
+    impl ReadMemory for Shared<'_> {
+        fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+            self.0.borrow().read(address, into)
         }
+    }
+
+    #[test]
+    fn renewed_it_shows_what_the_memory_has_become() {
+        let memory = RefCell::new(memory());
         let image = Image::of(Shared(&memory), 1 << 20);
         image.read_u64(AT).unwrap();
         memory.borrow_mut().write(AT, &[0xff; 8]);

@@ -34,7 +34,7 @@ mod tests;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use class::{Class, Classes, TorchKind};
+use class::{Class, Classes, ContainerKind, TorchKind};
 use hashbrown::HashMap;
 
 use crate::process::memory::{Cause, ReadMemory, ReadResult};
@@ -97,6 +97,13 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
 
     pub fn class_at(&self, index: u32) -> Option<Arc<Class>> {
         self.classes.borrow().get(index).cloned()
+    }
+
+    /// Returns the kinds of a class, without a reference to it: a search asks for each of millions of objects.
+    fn kinds_at(&self, index: u32) -> Option<(TorchKind, ContainerKind)> {
+        let classes = self.classes.borrow();
+        let class = classes.get(index)?;
+        Some((class.role, class.holds))
     }
 
     /// Index of the class at `address`, reading it if necessary. Returns `None` if no class lies there.

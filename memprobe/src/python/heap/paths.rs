@@ -83,12 +83,19 @@ impl PathOrigins {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
     pub text: String,
     /// The same without the frame: `batch['x']`.
     pub name: String,
+}
+
+/// Memory for the texts of paths, which serves one after the other.
+#[derive(Debug, Default)]
+pub struct PathBuffer {
+    steps: Vec<(u32, Step)>,
+    path: Path,
 }
 
 #[derive(Debug)]
@@ -111,6 +118,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
         let peeked = Peeked(heap.memory);
         let addresses = scan.objects.iter().map(|object| object.address);
+        let places = AddressIndex::of(addresses);
         let mut search = Search {
             paths: Self {
                 heap,
@@ -118,9 +126,10 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 untracked: Vec::new(),
                 roots: Vec::new(),
                 origins: vec![PathOrigin::Nowhere; scan.objects.len()],
-                places: AddressIndex::of(addresses),
+                places,
                 places_of_untracked: HashMap::new(),
-                to_tensors: HashMap::new(),
+                // Growth would copy the table while the copy of the process has its full size.
+                to_tensors: HashMap::with_capacity(scan.tensors.len()),
             },
             depths: vec![NOWHERE; scan.objects.len()],
             next: vec![Vec::new(); DEPTHS],
@@ -128,6 +137,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
             of_contexts: HashMap::new(),
             untracked: None,
             count: 0,
+            held: Vec::new(),
         };
         for &leaf in &scan.contexts {
             // Values that cannot be read are not reached.
@@ -161,6 +171,22 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         paths.collect()
     }
 
+    /// Calls `each` with the text of up to `most` paths to a tensor, as [`Self::to_tensor`] returns them.
+    pub fn each_text(
+        &self,
+        tensor: u64,
+        most: usize,
+        buffer: &mut PathBuffer,
+        mut each: impl FnMut(&str),
+    ) {
+        let paths = self.to_tensors.get(&tensor).into_iter();
+        for origin in paths.flat_map(PathOrigins::as_slice).take(most) {
+            if self.write(*origin, buffer).is_some() {
+                each(&buffer.path.text);
+            }
+        }
+    }
+
     /// Returns the longest-lived path to an object, or `None` if it is unreachable.
     pub fn to_object(&self, object: u64) -> Option<Path> {
         self.path(self.origin_of(object)?)
@@ -173,12 +199,20 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     }
 
     pub(crate) fn object_at(&self, place: u32) -> Option<(u64, Arc<Class>)> {
-        let place = place as usize;
-        let (address, class) = match self.scan.objects.get(place) {
-            Some(object) => (object.address, object.class),
-            None => *self.untracked.get(place - self.scan.objects.len())?,
-        };
+        let (address, class) = self.address_and_class(place)?;
         Some((address, self.heap.class_at(class)?))
+    }
+
+    fn kinds_at(&self, place: u32) -> Option<(TorchKind, ContainerKind)> {
+        self.heap.kinds_at(self.address_and_class(place)?.1)
+    }
+
+    fn address_and_class(&self, place: u32) -> Option<(u64, u32)> {
+        let place = place as usize;
+        match self.scan.objects.get(place) {
+            Some(object) => Some((object.address, object.class)),
+            None => self.untracked.get(place - self.scan.objects.len()).copied(),
+        }
     }
 
     pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
@@ -189,6 +223,13 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     /// Root and steps of a path. Each step comes with the index of the object that it starts from.
     pub(super) fn steps_to(&self, origin: PathOrigin) -> Option<(u32, Vec<(u32, Step)>)> {
         let mut steps = Vec::new();
+        let root = self.add_steps(origin, &mut steps)?;
+        Some((root, steps))
+    }
+
+    /// Replaces `steps` by those of a path, and returns its root.
+    fn add_steps(&self, origin: PathOrigin, steps: &mut Vec<(u32, Step)>) -> Option<u32> {
+        steps.clear();
         let mut at = origin;
         let root = loop {
             match at {
@@ -204,25 +245,32 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
             }
         };
         steps.reverse();
-        Some((root, steps))
+        Some(root)
     }
 
     fn path(&self, origin: PathOrigin) -> Option<Path> {
-        let (root, steps) = self.steps_to(origin)?;
+        let mut buffer = PathBuffer::default();
+        self.write(origin, &mut buffer)?;
+        Some(buffer.path)
+    }
+
+    /// Replaces the path in the buffer.
+    fn write(&self, origin: PathOrigin, buffer: &mut PathBuffer) -> Option<()> {
+        let PathBuffer { steps, path } = buffer;
+        let root = self.add_steps(origin, steps)?;
         let root = self.roots.get(root as usize)?;
-        let mut name = root.name.to_string();
-        for &(_, step) in &steps {
-            self.heap.write_step(step, &mut name);
+        path.name.clear();
+        path.name.push_str(&root.name);
+        for &(_, step) in &*steps {
+            self.heap.write_step(step, &mut path.name);
         }
+        path.text.clear();
         let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
-        let note = match root.note {
-            "" => String::new(),
-            note => format!(" ({note})"),
-        };
-        Some(Path {
-            text: format!("{beginning}{name}{note}"),
-            name,
-        })
+        path.text.extend([beginning, &path.name]);
+        if !root.note.is_empty() {
+            path.text.extend([" (", root.note, ")"]);
+        }
+        Some(())
     }
 }
 
@@ -238,6 +286,8 @@ struct Search<'a, 'p, M> {
     /// `None` if the process has no numpy.
     untracked: Option<Untracked<'a, 'p, M>>,
     count: usize,
+    /// Memory for the contents of one object after the other.
+    held: Vec<(Step, u64)>,
 }
 
 /// Modules to continue from: depth and place of each.
@@ -374,9 +424,12 @@ impl<M: ReadMemory> Search<'_, '_, M> {
     }
 
     fn reach(&mut self, object: u64, origin: PathOrigin, steps: usize) {
-        let Some(place) = self.place_of(object) else {
-            return;
-        };
+        if let Some(place) = self.place_of(object) {
+            self.reach_place(place, origin, steps);
+        }
+    }
+
+    fn reach_place(&mut self, place: u32, origin: PathOrigin, steps: usize) {
         let place = place as usize;
         let (Some(next), Some(depth)) = (self.next.get_mut(steps), self.depths.get_mut(place))
         else {
@@ -435,7 +488,7 @@ impl<M: ReadMemory> Search<'_, '_, M> {
             return;
         };
         let role = class.role;
-        let mut held = Vec::new();
+        let mut held = std::mem::take(&mut self.held);
         // Objects that cannot be read are not reached.
         let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
         let is_namespace = class.holds == ContainerKind::Globals;
@@ -444,17 +497,18 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         }
         let values = self.of_contexts.get(&address).into_iter().flatten();
         held.extend(values.map(|&value| (Step::Value, value)));
-        for (step, value) in held {
-            let class = self.place_of(value);
-            let Some((_, class)) = class.and_then(|at| self.paths.object_at(at)) else {
+        for &(step, value) in &held {
+            let found = self.place_of(value);
+            let found = found.and_then(|at| Some((at, self.paths.kinds_at(at)?)));
+            let Some((found, (kind, holds))) = found else {
                 continue;
             };
             // The entries are globals of a module with a name of its own.
-            if class.holds == ContainerKind::Entries && self.globals.contains(&value) {
+            if holds == ContainerKind::Entries && self.globals.contains(&value) {
                 continue;
             }
             // Tensors that modules and optimizers hold have names of their own.
-            let is_tensor = class.role == TorchKind::Tensor;
+            let is_tensor = kind == TorchKind::Tensor;
             let origin = PathOrigin::From(place, step);
             if is_tensor && !matches!(step, Step::Registered(_)) {
                 self.add_way(value, origin);
@@ -466,10 +520,12 @@ impl<M: ReadMemory> Search<'_, '_, M> {
             if name.is_some_and(|name| &*name == "state") {
                 continue;
             }
-            self.reach(value, origin, steps + 1);
+            self.reach_place(found, origin, steps + 1);
             if is_namespace {
                 self.reach_elements(value, steps + 1);
             }
         }
+        held.clear();
+        self.held = held;
     }
 }

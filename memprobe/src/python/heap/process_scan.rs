@@ -136,21 +136,38 @@ impl ProcessScan {
         list.push(object);
     }
 
-    /// Adds the modules, optimizers and so on of an earlier scan, if such objects still lie there. Its tensors are too
-    /// many: [`HeapReader::follow`](super::capture::HeapReader::follow) looks at those that may have changed.
+    /// Adds the objects of an earlier scan that have variables, if such objects still lie there. Its tensors are too many:
+    /// [`HeapReader::follow`](super::capture::HeapReader::follow) looks at those that may have changed.
     pub fn add_known(&mut self, heap: &Heap<'_, impl ReadMemory>, known: &PreviousScan) {
-        let chosen = &known.chosen;
+        let ProcessScan {
+            globals,
+            suspended,
+            frames,
+            contexts,
+            ..
+        } = &known.chosen;
+        self.add_each(heap, [globals, suspended, frames, contexts]);
+    }
+
+    /// Adds the modules, optimizers and caches of an earlier scan, if such objects still lie there.
+    pub fn add_known_holders(&mut self, heap: &Heap<'_, impl ReadMemory>, known: &PreviousScan) {
+        let ProcessScan {
+            modules,
+            optimizers,
+            kv_caches,
+            ..
+        } = &known.chosen;
+        self.add_each(heap, [modules, optimizers, kv_caches]);
+    }
+
+    fn add_each<const N: usize>(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        lists: [&Vec<u64>; N],
+    ) {
         let own: HashSet<u64> = self.objects.iter().map(|object| object.address).collect();
-        for list in [
-            &chosen.modules,
-            &chosen.optimizers,
-            &chosen.kv_caches,
-            &chosen.globals,
-            &chosen.suspended,
-            &chosen.frames,
-            &chosen.contexts,
-        ] {
-            for &address in list.iter().filter(|address| !own.contains(*address)) {
+        for &address in lists.into_iter().flatten() {
+            if !own.contains(&address) {
                 self.choose(heap.class_of(address), address);
             }
         }

@@ -147,7 +147,10 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
         let known = PreviousScan::of(all.clone());
         let again = |memory: &FakeMemory| {
             let mut scan = ProcessScan::default();
-            scan.add_known(&Heap::of(memory, layout), &known);
+            let heap = Heap::of(memory, layout);
+            scan.add_known(&heap, &known);
+            assert!(scan.modules.is_empty() && scan.optimizers.is_empty());
+            scan.add_known_holders(&heap, &known);
             scan
         };
         let found = again(&program.memory);

@@ -10,7 +10,7 @@ use super::Heap;
 use super::class::ContainerKind;
 use crate::process::memory::{ReadMemory, ReadResult};
 
-/// Most untracked objects whose class is looked at: as many as there may be tracked ones.
+/// Most untracked containers that are looked at: as many as there may be tracked objects.
 const MAX_OBJECTS: usize = 1 << 24;
 
 /// Most untracked containers within each other that are followed.
@@ -32,7 +32,7 @@ pub(super) struct Untracked<'a, 'p, M> {
     peeked: Heap<'p, Peeked<'a, M>>,
     /// Indices of classes in `heap` by address; `None` for classes whose objects lead nowhere.
     classes: HashMap<u64, Option<u32>>,
-    /// Objects that were looked at; true for those that lead on.
+    /// Containers that were looked at; true for those that lead on.
     seen: HashMap<u64, bool>,
 }
 
@@ -65,16 +65,19 @@ impl<'a, 'p, M: ReadMemory> Untracked<'a, 'p, M> {
         is_known: &impl Fn(u64) -> bool,
         found: &mut Vec<(u64, u32)>,
     ) -> bool {
+        // Texts and numbers are not remembered: there are millions, and another peek takes no longer.
+        let Some(class) = self.class_of_container(object) else {
+            return false;
+        };
         if let Some(&leads_on) = self.seen.get(&object) {
             return leads_on;
         }
-        let is_object = object != 0 && object.is_multiple_of(8);
-        if !is_object || depth == 0 || self.seen.len() == MAX_OBJECTS {
+        if depth == 0 || self.seen.len() == MAX_OBJECTS {
             return false;
         }
         // An object within itself leads nowhere.
         self.seen.insert(object, false);
-        let Some((class, values)) = self.values(object) else {
+        let Some(values) = self.values(class, object) else {
             return false;
         };
         let mut leads_on = false;
@@ -88,20 +91,27 @@ impl<'a, 'p, M: ReadMemory> Untracked<'a, 'p, M> {
         leads_on
     }
 
-    /// Index of the class of a container, and its references.
-    fn values(&mut self, object: u64) -> Option<(u32, Vec<u64>)> {
+    /// Index of the class of a container; `None` for any other object.
+    fn class_of_container(&mut self, object: u64) -> Option<u32> {
+        if object == 0 || !object.is_multiple_of(8) {
+            return None;
+        }
         let peeked = &self.peeked;
         let address = peeked.type_of(object).ok()?;
-        let class = *self.classes.entry(address).or_insert_with(|| {
+        *self.classes.entry(address).or_insert_with(|| {
             let class = peeked.class_at(peeked.class_index(address)?)?;
             use ContainerKind::{Array, Entries, Tuple};
             let is_container = matches!(class.holds, Array | Entries | Tuple);
             is_container.then(|| self.heap.class_index(address))?
-        });
-        let known = self.heap.class_at(class?)?;
+        })
+    }
+
+    /// References of a container.
+    fn values(&self, class: u32, object: u64) -> Option<Vec<u64>> {
+        let known = self.heap.class_at(class)?;
         let mut values = Vec::new();
-        let read = peeked.contents(&known, object, |_, value| values.push(value));
-        read.ok().map(|()| (class.unwrap_or_default(), values))
+        let read = (self.peeked).contents(&known, object, |_, value| values.push(value));
+        read.ok().map(|()| values)
     }
 }
 

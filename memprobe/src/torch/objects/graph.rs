@@ -1,11 +1,13 @@
 //! Collects everything reachable from tensors: gradients, bases, graph nodes, and the tensors that these save.
 
+use std::sync::Arc;
+
 use hashbrown::HashSet;
 
 use super::NotOne;
 use super::layout_versions::NodeLayout;
 use super::layouts::{ObjectReader, lies_within};
-use super::tensor::RawTensor;
+use super::tensor::{Geometry, RawTensor};
 use crate::event::tensors::Storage;
 use crate::process::memory::ReadMemory;
 
@@ -126,6 +128,7 @@ pub fn collect(
         layout: None,
         tensors: Frontier::default(),
         nodes: Frontier::default(),
+        geometries: HashSet::new(),
         graph: RawGraph::default(),
     };
     collector.tensors.add(tensors.iter().copied());
@@ -177,13 +180,15 @@ struct Collector<'a, M> {
     layout: Option<NodeLayout>,
     tensors: Frontier,
     nodes: Frontier,
+    /// Geometries of all tensors: many tensors have the same.
+    geometries: HashSet<Arc<Geometry>>,
     graph: RawGraph,
 }
 
 impl<M: ReadMemory> Collector<'_, M> {
     fn read_tensors(&mut self) {
         for object in self.tensors.take() {
-            let tensor = match self.reader.tensor(object) {
+            let mut tensor = match self.reader.tensor(object) {
                 Ok(tensor) => tensor,
                 Err(NotOne::Undefined) => continue,
                 Err(_) => {
@@ -195,6 +200,9 @@ impl<M: ReadMemory> Collector<'_, M> {
             self.tensors.add(tensor.parts.iter().copied());
             self.nodes.add(tensor.grad_fn);
             self.graph.left_out.without_autograd += u64::from(tensor.requires_grad.is_none());
+            let geometry = tensor.geometry.take();
+            tensor.geometry =
+                geometry.map(|geometry| Arc::clone(self.geometries.get_or_insert(geometry)));
             self.graph.tensors.push(tensor);
         }
     }
@@ -221,7 +229,7 @@ impl<M: ReadMemory> Collector<'_, M> {
                 Some(Some(place)) => {
                     let bytes = graph.storages[place].bytes;
                     let lies_beyond = |geometry| !lies_within(geometry, tensor.dtype, bytes);
-                    let is_beyond = tensor.geometry.as_ref().is_some_and(lies_beyond);
+                    let is_beyond = tensor.geometry.as_deref().is_some_and(lies_beyond);
                     graph.left_out.beyond_storage += u64::from(is_beyond);
                 }
             }

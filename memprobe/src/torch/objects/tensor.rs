@@ -52,7 +52,7 @@ pub enum TensorImplClass {
 }
 
 /// Position of a tensor's elements in its storage, in elements.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Geometry {
     /// `shape`; the product fits 64 bits.
     pub shape: Vec<u64>,
@@ -67,7 +67,8 @@ pub struct RawTensor {
     pub object: u64,
     pub class: TensorImplClass,
     /// Shape and strides; `None` if they are no plain numbers (symbolic sizes, nested tensors, wrappers).
-    pub geometry: Option<Geometry>,
+    /// Tensors of a graph share equal ones.
+    pub geometry: Option<Arc<Geometry>>,
     pub dtype: DType,
     pub device: TensorDevice,
     pub storage: Option<u64>,
@@ -102,7 +103,7 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         let autograd = read.unwrap_or_default();
         Ok(RawTensor {
             object,
-            geometry: shaped(memory, layout, fields, &class.name)?,
+            geometry: shaped(memory, layout, fields, &class.name)?.map(Arc::new),
             dtype: dtype(layout, fields)?,
             device: place(layout, fields)?,
             storage: some(fields.word(layout.storage)),

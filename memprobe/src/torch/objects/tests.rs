@@ -1,5 +1,7 @@
 //! Reads fake processes whose objects are laid out by each row of the tables.
 
+use std::sync::Arc;
+
 use super::fake::{FakeProcess, New};
 use super::graph::{LeftOut, MAX_REACHED, RawGraph, Saved, SavedTensor, collect};
 use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
@@ -133,7 +135,7 @@ fn compare(training: &Training, graph: &RawGraph, minor: u32) {
         strides: vec![12, 12, 4, 4, 2, 2, 1],
         offset: 0,
     };
-    assert_eq!(deep.geometry, Some(geometry));
+    assert_eq!(deep.geometry, Some(Arc::new(geometry)));
     let relu = graph.node(training.relu).unwrap();
     assert_eq!(relu.name.as_deref(), Some("ReluBackward0"));
     assert_eq!((relu.sequence, relu.next.len()), (Some(7), 2));

@@ -20,50 +20,72 @@ use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
 use crate::torch::objects::RawTensor;
+use crate::torch::objects::graph::RawGraph;
 
-/// Use of a join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JoinPurpose {
-    Snapshot,
-    /// To read all memory that a snapshot needs. Steps that read none are left out.
-    Memory,
+/// Reads all memory that [`join`] needs. It drops what was read of PyTorch's objects, because another look at the memory
+/// reads it again.
+pub fn touch(
+    image: &Image<impl ReadMemory>,
+    python: &PythonProcess,
+    moment: &mut HeapScan,
+    found: &mut Found,
+) {
+    found.allocator = Ok(None);
+    let mut graph = std::mem::take(&mut found.graph);
+    graph.storages = Vec::new();
+    let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
+    let of_python = of_python(&found.tensors, &graph);
+    for &(object, _) in &found.tensors {
+        heap.class_of(object);
+    }
+    // The contexts need the nodes alone.
+    graph.tensors = Vec::new();
+    let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
+    let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
+    names::touch(&paths, &tree, &moment.optimizers, &of_python);
+    holders(&paths, &tree, &moment.optimizers, &of_python, |_| ());
+    FunctionContexts::search(&paths, &graph, &of_python);
 }
 
-/// Joins everything. For a snapshot, blocks, storages and shapes leave `found`.
+/// Index of each tensor by its Python object. `tensors` are pairs of a Python object and its `TensorImpl`.
+fn of_python(tensors: &[(u64, u64)], graph: &RawGraph) -> HashMap<u64, usize> {
+    let mut indices = HashMap::with_capacity(tensors.len().min(graph.tensors.len()));
+    for (object, tensor) in tensors {
+        if let Some(at) = graph.tensor_index(*tensor) {
+            indices.insert(*object, at);
+        }
+    }
+    indices
+}
+
+/// Joins everything. Blocks, storages and shapes leave `found`.
 pub fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
     moment: &mut HeapScan,
     found: &mut Found,
-    purpose: JoinPurpose,
 ) -> TensorSnapshot {
     let mut snapshot = TensorSnapshot::default();
     let tensors = found.graph.tensors.iter();
     snapshot.tensors = tensors.map(|raw| tensor(raw, found)).collect();
-    if purpose == JoinPurpose::Snapshot {
-        take_blocks(found, &mut snapshot);
-        take_shapes(found, &mut snapshot.tensors);
-        snapshot.storages = std::mem::take(&mut found.graph.storages);
-    }
+    take_blocks(found, &mut snapshot);
+    take_shapes(found, &mut snapshot.tensors);
+    snapshot.storages = std::mem::take(&mut found.graph.storages);
     let found = &*found;
     add_contents(found, &mut snapshot.tensors);
     add_gradients(found, &mut snapshot.tensors);
     add_saved(found, &mut snapshot.tensors);
 
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python = found.tensors.iter();
-    let of_python = of_python
-        .filter_map(|(object, tensor)| Some((*object, found.graph.tensor_index(*tensor)?)));
-    let of_python: Vec<(u64, usize)> = of_python.collect();
+    let of_python = of_python(&found.tensors, &found.graph);
     let mut classes: HashMap<u64, Arc<str>> = HashMap::new();
-    for &(object, at) in &of_python {
+    for (&object, &at) in &of_python {
         let class = heap.class_of(object);
         snapshot.tensors[at].class = class.map(|class| {
             let name = classes.entry(class.address);
             Arc::clone(name.or_insert_with(|| class.short_name().into()))
         });
     }
-    let of_python: HashMap<u64, usize> = of_python.into_iter().collect();
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
     let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
     let optimizers = &moment.optimizers;
@@ -85,12 +107,11 @@ pub fn join(
         }
     }
     name_parts(found, &mut snapshot.tensors);
-    let (holders, held) = holders(&paths, &tree, optimizers, &of_python);
+    let mut held = Vec::new();
+    let holders = holders(&paths, &tree, optimizers, &of_python, |tensor| {
+        held.push(tensor);
+    });
     let contexts = FunctionContexts::search(&paths, &found.graph, &of_python);
-    if purpose == JoinPurpose::Memory {
-        // The slots that hold tensors have been read for their names.
-        return snapshot;
-    }
     name_attributes(contexts.names(&found.graph), &mut snapshot.tensors);
     let slot = |way| paths.slot(way);
     let all = &holders.all;
@@ -107,22 +128,24 @@ pub fn join(
     snapshot
 }
 
-/// Determines the holders of each tensor: modules, optimizers, and the objects at the start of paths.
+/// Determines the holders of each tensor: modules, optimizers, and the objects at the start of paths. Calls `held` with
+/// each tensor and each of its holders.
 fn holders(
     paths: &Paths<'_, impl ReadMemory>,
     tree: &ObjectTree,
     optimizers: &Optimizers,
     of_python: &HashMap<u64, usize>,
-) -> (HeapRetainers, Vec<HeldTensor>) {
+    mut held: impl FnMut(HeldTensor),
+) -> HeapRetainers {
     let mut holders = HeapRetainers::of(paths);
-    let mut held = Vec::new();
     let mut hold = |object: &u64, retainer: u32, path| {
-        let tensor = of_python.get(object);
-        held.extend(tensor.map(|&tensor| HeldTensor {
-            tensor,
-            retainer,
-            path,
-        }));
+        if let Some(&tensor) = of_python.get(object) {
+            held(HeldTensor {
+                tensor,
+                retainer,
+                path,
+            });
+        }
     };
     for (module, place) in tree.every_place() {
         let root = &tree.modules[place.root];
@@ -142,7 +165,7 @@ fn holders(
             hold(object, by.retainer, Some(by.path));
         }
     }
-    (holders, held)
+    holders
 }
 
 fn take_blocks(found: &mut Found, snapshot: &mut TensorSnapshot) {
@@ -172,10 +195,10 @@ fn take_shapes(found: &mut Found, tensors: &mut [Tensor]) {
         let Some(geometry) = raw.geometry.take() else {
             continue;
         };
-        let strides = geometry.strides.into_iter();
-        let strides: Option<Vec<u64>> = strides.map(|stride| stride.try_into().ok()).collect();
+        let strides = geometry.strides.iter();
+        let strides: Option<Vec<u64>> = strides.map(|&stride| stride.try_into().ok()).collect();
         tensor.strides = strides.unwrap_or_default();
-        tensor.shape = Some(geometry.shape);
+        tensor.shape = Some(geometry.shape.clone());
         tensor.offset = geometry.offset;
     }
 }

@@ -31,6 +31,12 @@ impl Parts {
         Self { size, by_address }
     }
 
+    fn has(&self, address: u64) -> bool {
+        let parts = &self.by_address;
+        let place = parts.binary_search_by_key(&address, |part| part.0);
+        place.is_ok()
+    }
+
     /// Appends the Python objects of the parts that lie in these ranges, as a whole or in part.
     fn add_changed(&self, ranges: &[Range<u64>], objects: &mut Vec<u64>) {
         for range in ranges {
@@ -62,6 +68,11 @@ impl KnownTensors {
         }
     }
 
+    /// True for the Python object of a tensor that was known.
+    pub(super) fn has(&self, object: u64) -> bool {
+        self.objects.has(object)
+    }
+
     /// Python objects of the tensors with a part in one of these ranges, which are in the order of addresses.
     pub(super) fn changed(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let mut objects = Vec::new();
@@ -91,5 +102,6 @@ mod tests {
         assert_eq!(changed(&one(0x2000..0x3000)), [2, 3]);
         assert_eq!(changed(&[0..0xff0, 0x2008..0x3000]), [3]);
         assert!(changed(&[]).is_empty());
+        assert!(parts.has(0xff1) && !parts.has(0xff2));
     }
 }

@@ -11,7 +11,6 @@ mod retainers;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use self::join::JoinPurpose;
 use self::known::KnownTensors;
 use super::allocator::active::AllocatorVariable;
 use super::allocator::segments::{self, SegmentTables};
@@ -236,6 +235,8 @@ impl HeapReader for TensorReader<'_> {
         let mut objects = moment.objects.tensors.clone();
         let layouts = match &known.tensors {
             Some(known) => {
+                // Young objects are always listed again; those on unchanged pages are as they were.
+                objects.retain(|&object| !known.has(object));
                 objects.extend(known.changed(&image.changed()));
                 Ok(known.layouts.clone())
             }
@@ -252,11 +253,11 @@ impl HeapReader for TensorReader<'_> {
         moment: &mut HeapScan,
         found: &mut Found,
     ) -> TensorSnapshot {
-        join::join(image, self.python, moment, found, JoinPurpose::Snapshot)
+        join::join(image, self.python, moment, found)
     }
 
     fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &mut Found) {
-        join::join(image, self.python, moment, found, JoinPurpose::Memory);
+        join::touch(image, self.python, moment, found);
     }
 }
 

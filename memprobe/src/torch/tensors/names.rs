@@ -10,7 +10,7 @@ use crate::event::{CallPathOrigin, CalledModule, ModuleAddress};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::modules::{ModuleObject, ModulePlace, ObjectTree, joined};
 use crate::python::heap::optimizers::Optimizers;
-use crate::python::heap::paths::Paths;
+use crate::python::heap::paths::{PathBuffer, Paths};
 use crate::torch::objects::TensorImplClass;
 
 const MAX_NAMES: usize = 16;
@@ -36,12 +36,22 @@ impl ResolvedName {
     }
 
     fn add_name(&mut self, name: Name) {
-        let known = self.names.iter().any(|known| known.text == name.text);
-        if self.names.len() < MAX_NAMES && !known {
+        if self.lacks(&name.text) {
             // Most tensors have one name.
             self.names.reserve_exact(usize::from(self.names.is_empty()));
             self.names.push(name);
         }
+    }
+
+    fn add_path(&mut self, text: &str) {
+        if self.lacks(text) {
+            self.add_name(exact(text.into()));
+        }
+    }
+
+    /// True if there is room for a name, and none with this text.
+    fn lacks(&self, text: &str) -> bool {
+        self.names.len() < MAX_NAMES && self.names.iter().all(|known| &*known.text != text)
     }
 
     /// Takes the module of the parameter that it belongs to.
@@ -71,6 +81,44 @@ pub fn name(
     namer.name_gradients(tensors);
     namer.name_paths();
     namer.named
+}
+
+/// Reads all memory that [`name`] needs.
+pub fn touch(
+    paths: &Paths<'_, impl ReadMemory>,
+    tree: &ObjectTree,
+    optimizers: &Optimizers,
+    of_python: &HashMap<u64, usize>,
+) {
+    let modules = tree.modules.iter().zip(&tree.places).enumerate();
+    let roots = modules.filter(|(at, (_, place))| place.root == *at);
+    let roots = roots.map(|(_, (module, _))| module.object);
+    for object in roots.chain(optimizers.of_equal_class()) {
+        paths.to_object(object);
+    }
+    each_path(paths, of_python, |_, _| ());
+}
+
+/// Calls `each` with the index of every tensor and the paths to it, up to a limit of all texts.
+fn each_path(
+    paths: &Paths<'_, impl ReadMemory>,
+    of_python: &HashMap<u64, usize>,
+    mut each: impl FnMut(usize, &str),
+) {
+    let (mut bytes, mut buffer) = (0, PathBuffer::default());
+    // In the order of their addresses, objects that lie side by side are read one after the other, and the same ones
+    // have a name whenever there is too much text.
+    let mut objects: Vec<_> = of_python.iter().collect();
+    objects.sort_unstable();
+    for (&object, &at) in objects {
+        if bytes > MAX_TEXT {
+            return;
+        }
+        paths.each_text(object, 2 * MAX_NAMES, &mut buffer, |text| {
+            bytes += text.len();
+            each(at, text);
+        });
+    }
 }
 
 struct Namer<'a, M> {
@@ -192,20 +240,10 @@ impl<M: ReadMemory> Namer<'_, M> {
     }
 
     fn name_paths(&mut self) {
-        let mut bytes = 0;
-        // In the order of their addresses, objects that lie side by side are read one after the other, and the same ones
-        // have a name whenever there is too much text.
-        let mut objects: Vec<_> = self.of_python.iter().collect();
-        objects.sort_unstable();
-        for (&object, &at) in objects {
-            if bytes > MAX_TEXT {
-                return;
-            }
-            for path in self.paths.to_tensor(object, 2 * MAX_NAMES) {
-                bytes += path.text.len();
-                self.named[at].add_name(exact(path.text.into()));
-            }
-        }
+        let named = &mut self.named;
+        each_path(self.paths, self.of_python, |at, text| {
+            named[at].add_path(text);
+        });
     }
 }
 

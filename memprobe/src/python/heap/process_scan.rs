@@ -136,8 +136,8 @@ impl ProcessScan {
         list.push(object);
     }
 
-    /// Adds the objects of an earlier scan that have variables, if such objects still lie there. Its tensors are too many:
-    /// [`HeapReader::follow`](super::capture::HeapReader::follow) looks at those that may have changed.
+    /// Adds the objects of an earlier scan that have variables, if such objects still lie there. Its tensors are too
+    /// many: [`HeapReader::follow`](super::capture::HeapReader::follow) looks at those that may have changed.
     pub fn add_known(&mut self, heap: &Heap<'_, impl ReadMemory>, known: &PreviousScan) {
         let ProcessScan {
             globals,

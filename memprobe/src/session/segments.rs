@@ -30,7 +30,7 @@ pub(super) struct SegmentReader {
     has_changed: bool,
     due: Option<Instant>,
     pause: Duration,
-    /// Readings since the last whole one, during which the tables changed.
+    /// Latest readings in a row during which the tables changed.
     changed: u32,
     /// The reading that was taken last.
     last: Option<Arc<SegmentReading>>,
@@ -90,9 +90,11 @@ impl SegmentReader {
         // Records that are still in the ring buffer may have changed something.
         self.has_changed = true;
         let end = Instant::now() + LAST_READING;
+        let mut reading = None;
         loop {
-            let reading = self.read(torch);
-            if reading.is_some() || !self.has_changed || Instant::now() >= end {
+            // A reading that only says why none was whole does not end the attempts.
+            reading = self.read(torch).or(reading);
+            if self.changed == 0 || Instant::now() >= end {
                 return reading;
             }
         }
@@ -114,6 +116,7 @@ impl SegmentReader {
             }
             // The process ends, or its library is being loaded.
             Err(TablesError::Unreadable(_) | TablesError::NoAllocator(NoAllocator::Process(_))) => {
+                self.changed = 0;
                 self.due = Some(Instant::now() + INTERVAL);
                 return None;
             }

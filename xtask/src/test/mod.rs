@@ -23,6 +23,7 @@ use crate::process;
 use crate::pytorch::{self, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
+use background::Background;
 use features::Feature;
 use outcome::{Skip, Skipped};
 use programs::{Job, Report};
@@ -82,6 +83,8 @@ const OBJECT: &str = "eBPF programs against their sources";
 
 /// Name of the step that checks the packages.
 const PACKAGE: &str = "packages alone";
+/// Step that waits for the build of the program.
+const MEMPROBE: &str = "memprobe itself";
 
 /// Name of the step that runs the tests.
 const TESTS: &str = "tests";
@@ -176,10 +179,10 @@ fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     if only.is_empty() {
         names.extend(["format", "lints", PACKAGE]);
     }
-    if extent != Extent::WithoutPyTorch {
-        names.push("memprobe itself");
-    }
     names.push("test programs");
+    if extent != Extent::WithoutPyTorch {
+        names.push(MEMPROBE);
+    }
     if only.is_empty() {
         names.push(OBJECT);
     }
@@ -210,15 +213,20 @@ impl Run<'_> {
         let environments = needs_pytorch
             .then(|| environments::start(self.repository, self.extent))
             .transpose()?;
+        let memprobe = needs_pytorch
+            .then(|| start_build(self.repository))
+            .transpose()?;
         let mut object = None;
         if self.features.is_empty() {
             object = Some(object::start_check(self.repository)?);
             self.check_sources()?;
         }
-        if needs_pytorch {
-            variables.push(("MEMPROBE_BIN".to_owned(), self.build_memprobe()?.into()));
-        }
         let programs = self.build_tests()?;
+        if let Some(memprobe) = memprobe {
+            self.steps.take(MEMPROBE, || memprobe.finish())?;
+            let built = self.repository.target().join("release/memprobe");
+            variables.push(("MEMPROBE_BIN".to_owned(), built.into()));
+        }
         let mut fresh = None;
         if let Some(object) = object {
             fresh = self
@@ -239,9 +247,10 @@ impl Run<'_> {
             self.run_suite_on(&object, programs, variables)?;
         }
         if self.features.is_empty() {
-            // Without `--bench`, criterion runs each benchmark once.
+            // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
+            // fewer features, and cargo compiles memprobe again.
             let mut benchmarks = cargo(self.repository);
-            benchmarks.args(["test", "--package", "memprobe", "--bench", "*"]);
+            benchmarks.args(["test", "--workspace", "--bench", "*"]);
             self.steps
                 .take(BENCHMARKS, || process::run(&mut benchmarks))?;
             let mut examples = cargo(self.repository);
@@ -295,15 +304,6 @@ impl Run<'_> {
             .take(PACKAGE, || crate::package::check(self.repository))
     }
 
-    /// Builds memprobe as users do; returns its path.
-    fn build_memprobe(&mut self) -> Result<PathBuf> {
-        let mut build = cargo(self.repository);
-        build.args(["build", "--release", "--package", "memprobe"]);
-        self.steps
-            .take("memprobe itself", || process::run(&mut build))?;
-        Ok(self.repository.target().join("release/memprobe"))
-    }
-
     fn build_tests(&mut self) -> Result<Vec<programs::TestProgram>> {
         let mut tests = cargo(self.repository);
         tests.args(["test", "--workspace"]);
@@ -351,6 +351,14 @@ impl Run<'_> {
         self.report.add(report);
         Ok(())
     }
+}
+
+/// Starts to build memprobe as users do, beside the lints and the build of the tests: much of it is one crate, whose
+/// build keeps one core busy.
+fn start_build(repository: &Repository) -> Result<Background> {
+    let mut build = cargo(repository);
+    build.args(["build", "--release", "--package", "memprobe"]);
+    Background::spawn(repository, "memprobe", &mut build)
 }
 
 fn cargo(repository: &Repository) -> Command {

@@ -418,7 +418,7 @@ impl Process {
         let mut missing = self.attaching.missing();
         missing.extend(loader.modules.missing().map(str::to_owned));
         HostItem::Attached {
-            target: self.target(),
+            target: Box::new(self.target()),
             probes,
             missing,
         }

@@ -389,7 +389,13 @@ impl HostSession {
             target.command = parent.target().command;
         }
         self.processes.insert(tgid.0, process);
-        self.emit(tgid, HostItem::Found { parent, target: Box::new(target) });
+        self.emit(
+            tgid,
+            HostItem::Found {
+                parent,
+                target: Box::new(target),
+            },
+        );
     }
 
     fn execute(&mut self, tgid: Tgid) {

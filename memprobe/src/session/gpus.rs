@@ -29,12 +29,14 @@ pub(super) struct TimedSample {
     pub(super) sample: Result<Sample, String>,
 }
 
+/// Answer of the driver, and the number of questions that it is for.
+type SharedSample = (TimedSample, usize);
+
 /// Asks the driver on a thread of its own, since that takes milliseconds a device. The thread starts with the first
 /// question.
 #[derive(Default)]
 pub(super) struct GpuSampler {
-    /// Questions, and answers with the number of questions that each is for.
-    thread: Option<(Sender<()>, Receiver<(TimedSample, usize)>)>,
+    thread: Option<(Sender<()>, Receiver<SharedSample>)>,
     /// Questions without an answer.
     questions: usize,
 }
@@ -60,7 +62,7 @@ impl GpuSampler {
 /// answers.
 fn start(
     mut sample: impl FnMut() -> TimedSample + Send + 'static,
-) -> (Sender<()>, Receiver<(TimedSample, usize)>) {
+) -> (Sender<()>, Receiver<SharedSample>) {
     let (question, questions) = mpsc::channel();
     let (answer, answers) = mpsc::channel();
     let run = move || {

@@ -32,7 +32,7 @@ struct Then {
     explains: Explains,
 }
 
-/// What `explain` is asked about.
+/// Program that `explain` is asked about, if any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Explains {
     Nothing,

@@ -243,7 +243,7 @@ fn a_cache_of_little_of_the_gpu_is_no_verdict() {
 }
 
 #[test]
-fn nobody_is_told_to_drop_a_kv_cache() {
+fn a_kv_cache_is_no_memory_to_give_back() {
     let mut explanation = leaking();
     let device = &mut explanation.devices[0];
     let drops = |device: &DeviceExplanation| {

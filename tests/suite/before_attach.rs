@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use memprobe::report::DocumentFormat;
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::process::{Background, Finished};
 use memprobe_tests::pytorch::PyTorch;
 use serde::Deserialize;
@@ -23,11 +25,28 @@ struct HeldBlock {
     retainer: Option<String>,
 }
 
+/// Conditions of an attachment.
+struct Then {
+    /// Time that the program works before.
+    delay: Duration,
+    explains: Explains,
+}
+
+/// Program that `explain` is asked about, if any.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Explains {
+    Nothing,
+    /// The program, once it works no more.
+    AtRest,
+}
+
 /// Blocks that Python holds in `workloads/before_attach.py`, by address.
 type Truth = BTreeMap<u64, HeldBlock>;
 
 struct Attached {
     folder: TempDir,
+    /// Page about the program at rest and the same as JSON, if they were asked for.
+    page: Option<(ExplainedPage, String)>,
     truth: Truth,
     recorded: Finished,
     /// Time from the attached probes to the labels.
@@ -44,26 +63,33 @@ impl Attached {
         program: &str,
         options: &[&str],
     ) -> Self {
-        Self::after(environment, pytorch, program, options, Duration::ZERO)
+        let then = Then {
+            delay: Duration::ZERO,
+            explains: Explains::Nothing,
+        };
+        Self::after(environment, pytorch, program, options, then)
     }
 
-    /// Like [`Self::to`], after the program has worked for this time.
     fn after(
         environment: &TestEnvironment,
         pytorch: &PyTorch,
         program: &str,
         options: &[&str],
-        delay: Duration,
+        then: Then,
     ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
-        let (out, until) = (path("truth.json"), path("until"));
+        let (out, until, rest) = (path("truth.json"), path("until"), path("rest"));
         let mut command = pytorch.command();
         command.args(["before_attach.py", program, "--out"]);
         command.arg(&out).arg("--until").arg(&until);
+        command.arg("--rest").arg(&rest);
+        std::fs::create_dir(path("shared")).expect("a folder");
+        command.env("CUDASIM_SHARED", path("shared"));
+        set_driver(&mut command);
         let mut target = Background::start(&mut command);
         target.wait_for("holding");
-        std::thread::sleep(delay);
+        std::thread::sleep(then.delay);
         let file = path("trace.json");
         let mut recording = environment.record_as_asked(target.pid(), &file, options);
         let memprobe = recording.memprobe.pid();
@@ -71,12 +97,20 @@ impl Attached {
         recording.wait_for("explained");
         let (waited, ran) = (begun.elapsed(), cpu_time(memprobe).saturating_sub(before));
         let recorded = recording.interrupt();
+        let page = (then.explains == Explains::AtRest).then(|| {
+            std::fs::write(&rest, "").expect("written");
+            target.wait_for("resting");
+            let (shared, pid) = (path("shared"), target.pid());
+            let document = explain(environment, &shared, pid, DocumentFormat::Json);
+            (ExplainedPage::of(environment, &shared, pid), document)
+        });
         std::fs::write(&until, "").expect("written");
         target.finish().succeeded();
         let truth = std::fs::read(&out).expect("the truth");
         Self {
             truth: serde_json::from_slice(&truth).expect("JSON"),
             recorded,
+            page,
             folder,
             waited,
             ran,
@@ -185,13 +219,20 @@ fn memory_from_before_attach_is_explained_while_the_program_runs() {
     };
     for pytorch in environment.pytorches_on(On::Newest) {
         for program in PROGRAMS {
-            let attached = Attached::to(&environment, pytorch, program, &[]);
+            let then = Then {
+                delay: Duration::ZERO,
+                explains: Explains::AtRest,
+            };
+            let attached = Attached::after(&environment, pytorch, program, &[], then);
             let both = check(program, &attached.labels(), &attached.truth);
             assert!(both > 0, "{program}: {:?}", attached.truth);
             check_sums(&environment, &attached.file());
             let said = &attached.recorded.stderr;
             assert!(attached.explained() >= 90.0, "{program}: {said}");
             assert!(!said.contains("stopped processes"), "{program}: {said}");
+            let (page, document) = attached.page.expect("it was explained");
+            page.assert_same_facts(&document);
+            insta::assert_snapshot!(format!("page_of_{program}"), page.golden());
         }
     }
 }
@@ -204,7 +245,11 @@ fn attached_at_any_moment_nine_tenths_of_the_bytes_have_labels() {
     for program in PROGRAMS {
         for delay in [37, 411, 1203].map(Duration::from_millis) {
             let pytorch = environment.pytorch();
-            let attached = Attached::after(&environment, pytorch, program, &[], delay);
+            let then = Then {
+                delay,
+                explains: Explains::Nothing,
+            };
+            let attached = Attached::after(&environment, pytorch, program, &[], then);
             let labels = attached.labels();
             let both = check(program, &labels, &attached.truth);
             let (share, waited, ran) = (attached.explained(), attached.waited, attached.ran);

@@ -1,8 +1,11 @@
 //! KV cache of a server by request: `snapshot --by request` and `explain`, beside what the program itself says.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use memprobe::report::DocumentFormat;
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use serde::Deserialize;
@@ -47,6 +50,9 @@ impl Server {
         let mut command = pytorch.command();
         command.args([program, "--folder"]);
         command.arg(folder.path()).args(arguments);
+        std::fs::create_dir(shared(&folder)).expect("a folder");
+        command.env("CUDASIM_SHARED", shared(&folder));
+        set_driver(&mut command);
         let mut program = Background::start(&mut command);
         let line = program.wait_for("PID ");
         program.wait_for("READY");
@@ -74,6 +80,11 @@ impl Server {
         });
         serde_json::from_str(&text).expect("JSON")
     }
+}
+
+/// Folder of the simulated driver.
+fn shared(folder: &TempDir) -> PathBuf {
+    folder.path().join("shared")
 }
 
 fn document(environment: &TestEnvironment, pid: u32, options: &[&str]) -> Value {
@@ -292,14 +303,13 @@ fn the_page_and_the_table_show_the_kv_cache() {
     let mut server = Server::start(environment.pytorch(), &[]);
     let truth = server.serve();
     let pid = server.pid.to_string();
-    let explain = ["explain", &pid, "--duration", "1s", "--max-pause", "10s"];
-    let page = environment.run(&explain).succeeded().stdout;
-    assert!(
-        page.contains("KV CACHE  cuda:0  KV cache 18.75 MiB, 600 blocks"),
-        "{page}"
-    );
+    let shared = shared(&server.folder);
+    let page = ExplainedPage::of(&environment, &shared, server.pid);
+    let document = explain(&environment, &shared, server.pid, DocumentFormat::Json);
+    page.assert_same_facts(&document);
     let requests = format!("{} requests", truth.requests.len());
-    assert!(page.contains(&requests), "{page}");
+    assert!(page.text.contains(&requests), "{}", page.text);
+    insta::assert_snapshot!("page_of_a_server", page.golden());
     let table = [
         "snapshot",
         &pid,

@@ -1,6 +1,6 @@
 //! `memprobe watch`: an out-of-memory error leaves a dump that names its cause.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +16,18 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
+
+/// GPUs of the simulated driver, and the memory of each.
+#[derive(Clone, Copy)]
+struct Gpus {
+    number: u32,
+    mib: u64,
+}
+
+const ONE_GPU: Gpus = Gpus {
+    number: 1,
+    mib: 1500,
+};
 
 /// Programs on a simulated driver, and a directory for dumps.
 struct Stage {
@@ -36,20 +48,23 @@ impl Stage {
     }
 
     /// Settings of the simulated driver for memprobe and for processes that it counts.
-    fn on_driver(&self, command: &mut Command, memory: &str) {
+    fn on_driver(&self, command: &mut Command, gpus: Gpus) {
         let shared = self.path("shared");
         std::fs::create_dir_all(&shared).expect("a folder");
         command
             .env("CUDASIM_SHARED", shared)
-            .env("CUDASIM_DEVICES", "1")
-            .env("CUDASIM_MEMORY", memory);
+            .env("CUDASIM_DEVICES", gpus.number.to_string())
+            .env("CUDASIM_MEMORY", format!("{}m", gpus.mib));
     }
 
-    /// Starts `watch` on a driver whose GPU has 1500 MiB.
     fn watch(&self, arguments: &[&str]) -> Background {
+        self.watch_on(ONE_GPU, arguments)
+    }
+
+    fn watch_on(&self, gpus: Gpus, arguments: &[&str]) -> Background {
         let mut command = self.environment.memprobe();
         self.environment.pytorch().settle(&mut command);
-        self.on_driver(&mut command, "1500m");
+        self.on_driver(&mut command, gpus);
         if let Some(folder) = self.environment.pytorch().simulated_libraries() {
             command.env("LD_LIBRARY_PATH", folder);
         }
@@ -63,21 +78,20 @@ impl Stage {
         watch
     }
 
-    /// Words that start a program with 512 MiB, on a driver that memprobe counts or on one of its own.
-    fn program(&self, driver: Driver, arguments: &[&str]) -> String {
-        let shared = match driver {
-            Driver::Counted => self.path("shared").display().to_string(),
-            Driver::Own => String::new(),
-        };
+    /// Words that start a program with 512 MiB, which the driver of memprobe does not count.
+    fn program(&self, arguments: &[&str]) -> String {
         let python = self.environment.pytorch().python().display().to_string();
         let words = arguments.join(" ");
-        format!("env CUDASIM_SHARED={shared} CUDASIM_MEMORY=512m {python} {words}")
+        format!("env CUDASIM_SHARED= CUDASIM_MEMORY=512m {python} {words}")
     }
 
-    fn hold(&self, mib: &str) -> Background {
+    /// Holds memory of each GPU.
+    fn hold(&self, gpus: Gpus, mib: u64) -> Background {
         let mut command = self.environment.pytorch().command();
-        self.on_driver(&mut command, "1500m");
-        let mut holder = Background::start(command.args(["hold.py", "--mib", mib]));
+        self.on_driver(&mut command, gpus);
+        command.args(["hold.py", "--mib", &mib.to_string()]);
+        command.args(["--devices", &gpus.number.to_string()]);
+        let mut holder = Background::start(&mut command);
         holder.wait_for("READY");
         holder
     }
@@ -115,161 +129,174 @@ impl Stage {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Driver {
-    Counted,
-    Own,
-}
-
 /// The failed request of the device that the page begins with.
 fn failed(document: &Value) -> &Value {
     &document["devices"][0]["failed_request"]
 }
 
-#[test]
-fn each_cause_is_named_wherever_the_request_comes_from() {
-    let Some(stage) = Stage::set(TestEnvironment::take()) else {
-        return;
-    };
-    let holder = stage.hold("900");
-    let (hook, log) = stage.hook();
-    let program = |driver, words: &[&str]| stage.program(driver, words);
-    let own = |cause, words: &[&str]| {
-        program(
-            Driver::Own,
-            &[&["out_of_memory.py", "--cause", cause], words].concat(),
-        )
-    };
-    let programs = [
-        own("too_large", &[]),
-        own("growth", &["--by", "thread", "--catch", "1"]),
-        own("fragmentation", &["--by", "worker"]),
-        own("cached_elsewhere", &["--by", "child", "--catch", "2"]),
-        program(
-            Driver::Counted,
-            &[
-                "-m torch.distributed.run --nproc-per-node 1 out_of_memory.py",
-                "--cause another_process",
-            ],
-        ),
-    ];
-    let script = format!("{} & wait", programs.join(" & "));
-    let hook = hook.display().to_string();
-    let options = [
-        "--max-overhead",
-        "off",
-        "--on-oom",
-        &hook,
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ];
-    let watched = stage.watch(&options).finish();
-    let printed = format!("{}{}", watched.stdout, watched.stderr);
-    let dumps = stage.dumps("memprobe-oom-");
-    let documents: Vec<Value> = dumps.iter().map(|dump| stage.explained(dump)).collect();
-    let mut causes = BTreeMap::new();
-    for document in &documents {
-        assert_eq!(document["verdict"]["id"], "out_of_memory", "{document}");
-        let failed = failed(document);
-        let words = document["command"].as_str().expect("a command").to_owned();
-        let cause = failed["cause"].as_str().expect("a cause");
-        causes.insert(cause.to_owned(), (words, failed.clone(), document));
+/// Causes of `out_of_memory.py`, with the MiB of the request that fails.
+const CAUSES: [(&str, u64); 6] = [
+    ("too_large", 4096),
+    ("growth", 12),
+    ("fragmentation", 60),
+    ("cached_elsewhere", 300),
+    ("another_process", 500),
+    ("asleep", 120),
+];
+
+/// Callers of `oom_callers.py`.
+const CALLERS: [&str; 5] = ["uncaught", "caught", "thread", "worker", "rank"];
+
+/// A GPU for each caller, and for each rank.
+const GPUS_OF_CALLERS: Gpus = Gpus {
+    number: 10,
+    mib: 720,
+};
+
+/// Memory of another process on each of them, which takes 2 MiB more now and then. The simulated driver leaves 512 to a
+/// program.
+const HELD_BY_ANOTHER: u64 = 200;
+
+/// Process and device of a failed request, as the program prints them.
+type FailedOn = (u64, Option<u64>);
+
+/// Words of the lines that begin with one.
+fn lines_of<'a>(printed: &'a str, first: &str) -> Vec<Vec<&'a str>> {
+    let lines = printed.lines().map(|line| line.split(' ').collect());
+    lines
+        .filter(|words: &Vec<&str>| words[0] == first)
+        .collect()
+}
+
+/// Errors of a run: what failed where, in order of the dumps of a process.
+fn cases(printed: &str) -> BTreeMap<FailedOn, Vec<(String, String)>> {
+    let mut cases: BTreeMap<FailedOn, Vec<_>> = BTreeMap::new();
+    for words in lines_of(printed, "CASE") {
+        let [_, caller, cause, pid, device] = words[..] else {
+            panic!("{words:?}");
+        };
+        let key = (pid.parse().expect("a PID"), device.parse().ok());
+        let case = (caller.to_owned(), cause.to_owned());
+        cases.entry(key).or_default().push(case);
     }
-    let expected = [
-        "another_process",
-        "cached_elsewhere",
-        "fragmentation",
-        "growth",
-        "too_large",
-    ];
-    let found: Vec<&String> = causes.keys().collect();
-    assert_eq!(found, expected, "{causes:#?}\n{printed}");
-    assert_eq!(dumps.len(), expected.len(), "{printed}");
-    for (cause, (command, failed, document)) in &causes {
-        // A worker of a data loader has other words.
-        let is_worker = cause == "fragmentation";
-        assert!(
-            is_worker || command.contains(cause.as_str()),
-            "{cause}: {command}"
-        );
-        let line = failed["line"].as_str().expect("a line");
-        assert!(
-            line.starts_with("out_of_memory.py:") && line.ends_with(" hold"),
-            "{failed}"
-        );
-        let allocated = document["devices"][0]["allocated"].as_u64();
-        let owners = document["devices"][0]["owners"].as_array().expect("owners");
-        let sum: u64 = owners
-            .iter()
-            .filter_map(|owner| owner["bytes"].as_u64())
-            .sum();
-        assert_eq!(
-            Some(sum),
-            allocated,
-            "every live byte has its line: {document}"
-        );
-    }
-    let request = |cause: &str| causes[cause].1["bytes"].as_u64().expect("bytes") / MIB;
-    assert_eq!(request("too_large"), 4096);
-    assert_eq!(request("fragmentation"), 60);
-    let hole = |cause: &str| causes[cause].1["largest_hole"].as_u64().expect("bytes") / MIB;
-    assert!(hole("fragmentation") < 60, "{causes:#?}");
-    assert!(hole("cached_elsewhere") >= 300, "{causes:#?}");
-    let others = causes["another_process"].1["other_processes"][0]["pid"].as_u64();
-    assert_eq!(others, Some(holder.pid().into()), "{causes:#?}");
-    let growing = causes["growth"].1["growing_bytes"].as_u64().expect("bytes");
-    assert!(growing > 200 * MIB, "{causes:#?}");
-    // The program of --on-oom got each dump once, with its cause.
-    let log = std::fs::read_to_string(log).expect("it ran");
-    let mut logged: Vec<&str> = log
-        .lines()
-        .filter_map(|line| line.split(' ').next())
-        .collect();
-    logged.sort_unstable();
-    assert_eq!(logged, expected, "{log}");
-    for line in log.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        assert!(
-            words[2] == words[3] && Path::new(words[2]).exists(),
-            "{line}"
-        );
+    cases
+}
+
+/// Checks what the page about a dump says of its cause.
+fn check_evidence(cause: &str, document: &Value, holder: u32) {
+    let failed = failed(document);
+    let mib = |key: &str| failed[key].as_u64().map(|bytes| bytes / MIB);
+    let hole = mib("largest_hole");
+    match cause {
+        "growth" => assert!(mib("growing_bytes") > Some(200), "{failed}"),
+        "fragmentation" => assert!(hole < Some(60), "{failed}"),
+        "cached_elsewhere" => assert!(hole >= Some(300), "{failed}"),
+        "another_process" => {
+            let other = &failed["other_processes"][0];
+            assert_eq!(other["pid"].as_u64(), Some(holder.into()), "{failed}");
+            let bytes = other["bytes"].as_u64().expect("bytes");
+            assert!(bytes >= HELD_BY_ANOTHER * MIB, "{failed}");
+        }
+        "asleep" => {
+            // Each of the two blocks has a segment of its own. The hole in the pool sleeps too.
+            assert_eq!(mib("asleep_bytes"), Some(190), "{failed}");
+            assert_eq!(failed["largest_hole"], 0, "{failed}");
+            let line = failed["asleep_line"].as_str().expect("a line");
+            assert!(line.starts_with("out_of_memory.py:"), "{failed}");
+            let verdict = document["verdict"]["text"].as_str().expect("a verdict");
+            assert!(
+                verdict.contains("190.00 MiB that was given back"),
+                "{verdict}"
+            );
+        }
+        _ => {}
     }
 }
 
+/// Checks the page about a dump: the line that asked, and every live byte with its line.
+fn check_page(cause: &str, document: &Value, holder: u32) {
+    assert_eq!(document["verdict"]["id"], "out_of_memory", "{document}");
+    let failed = failed(document);
+    let size = CAUSES.iter().find(|(of, _)| *of == cause).expect("one").1;
+    assert_eq!(failed["bytes"], size * MIB, "{cause}: {failed}");
+    let line = failed["line"].as_str().expect("a line");
+    assert!(
+        line.starts_with("out_of_memory.py:") && line.ends_with(" hold"),
+        "{cause}: {failed}"
+    );
+    let device = &document["devices"][0];
+    let owners = device["owners"].as_array().expect("owners").iter();
+    let sum: u64 = owners.filter_map(|owner| owner["bytes"].as_u64()).sum();
+    assert_eq!(device["allocated"], sum, "{cause}: {document}");
+    check_evidence(cause, document, holder);
+}
+
 #[test]
-fn a_limit_that_counts_memory_that_sleeps_is_the_cause() {
+fn each_cause_is_named_for_each_caller_before_its_process_ends() {
     let Some(stage) = Stage::set(TestEnvironment::take()) else {
         return;
     };
     library_of_process(stage.folder.path(), "sleeping.c", "libsleeping.so");
-    let library = stage.path("libsleeping.so").display().to_string();
-    let words = ["out_of_memory.py", "--cause", "asleep", "--catch", "1"];
-    let program = stage.program(
-        Driver::Counted,
-        &[&words[..], &["--pools", &library]].concat(),
+    let holder = stage.hold(GPUS_OF_CALLERS, HELD_BY_ANOTHER);
+    let (hook, log) = stage.hook();
+    let python = stage.environment.pytorch().python().display().to_string();
+    let program = format!(
+        "oom_callers.py --dumped {} --pools {}",
+        log.display(),
+        stage.path("libsleeping.so").display()
     );
-    let options = ["--max-overhead", "off", "--", "sh", "-c", &program];
-    let watched = stage.watch(&options).finish().succeeded();
-    let dumps = stage.dumps("memprobe-oom-");
-    let [dump] = dumps.as_slice() else {
-        panic!("one dump: {dumps:?}: {}", watched.stderr);
-    };
-    let document = stage.explained(dump);
-    let failed = failed(&document);
-    assert_eq!(failed["cause"], "asleep", "{document:#}");
-    // Each of the two blocks has a segment of its own.
-    assert_eq!(failed["asleep_bytes"].as_u64(), Some(190 * MIB), "{failed}");
-    let line = failed["asleep_line"].as_str().expect("a line");
-    assert!(line.starts_with("out_of_memory.py:"), "{failed}");
-    // The hole in the pool sleeps too.
-    assert_eq!(failed["largest_hole"], 0, "{failed}");
-    let verdict = document["verdict"]["text"].as_str().expect("a verdict");
-    assert!(
-        verdict.contains("190.00 MiB that was given back"),
-        "{verdict}"
+    let ranks = CAUSES.len();
+    let torchrun = format!("-m torch.distributed.run --standalone --nproc-per-node {ranks}");
+    let script = format!(
+        "export CUDASIM_MEMORY=512m; {python} {program} & {python} {torchrun} {program}; wait"
     );
+    let hook = hook.display().to_string();
+    // The cause needs no names, whose reading takes long in many processes at once.
+    let options = ["--cooldown", "0s", "--max-overhead", "off", "--no-names"];
+    let command = ["--on-oom", &hook, "--", "sh", "-c", &script];
+    let watched = stage.watch_on(GPUS_OF_CALLERS, &[&options[..], &command].concat());
+    let watched = watched.finish();
+    let printed = format!("{}\n{}", watched.stdout, watched.stderr);
+    let mut cases = cases(&printed);
+    let log = std::fs::read_to_string(log).expect("the program of --on-oom ran");
+    let mut wrong = Vec::new();
+    let mut seen = BTreeSet::new();
+    // The program of --on-oom got each dump once, with its cause.
+    for line in log.lines() {
+        let [named, pid, argument, dump] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}");
+        };
+        assert_eq!(argument, dump);
+        let document = stage.explained(Path::new(dump));
+        let key = (
+            pid.parse().expect("a PID"),
+            document["devices"][0]["device"].as_u64(),
+        );
+        let of_process = cases
+            .get_mut(&key)
+            .unwrap_or_else(|| panic!("{key:?}: {printed}"));
+        let (caller, cause) = of_process.remove(0);
+        if named != cause || failed(&document)["cause"] != cause {
+            wrong.push(format!(
+                "{caller}: {named} instead of {cause}: {}",
+                document["verdict"]
+            ));
+            continue;
+        }
+        check_page(&cause, &document, holder.pid());
+        seen.insert((caller, cause));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}\n{printed}");
+    let pairs = CALLERS.iter().flat_map(|caller| {
+        let causes = CAUSES.iter().map(|(cause, _)| (*cause).to_owned());
+        causes.map(|cause| ((*caller).to_owned(), cause))
+    });
+    assert_eq!(seen, pairs.collect(), "{printed}");
+    assert_eq!(stage.dumps("memprobe-oom-").len(), seen.len(), "{printed}");
+    assert_eq!(lines_of(&printed, "SAVED").len(), seen.len(), "{printed}");
+    let ended = lines_of(&printed, "ENDED");
+    assert_eq!(ended.len(), CAUSES.len(), "{printed}");
+    assert!(ended.iter().all(|words| words[2] != "0"), "{ended:?}");
 }
 
 #[test]
@@ -287,7 +314,7 @@ fn a_caught_error_has_its_dump_while_the_process_runs_on_and_others_are_counted(
         "--until",
     ];
     let end_words = end.display().to_string();
-    let program = stage.program(Driver::Own, &[&words[..], &[&*end_words]].concat());
+    let program = stage.program(&[&words[..], &[&*end_words]].concat());
     let mut watch = stage.watch(&["--max-overhead", "off", "--", "sh", "-c", &program]);
     watch.wait_for("CAUGHT 1000");
     let dump = wait_until("a dump", || stage.dumps("memprobe-oom-").pop());
@@ -332,7 +359,7 @@ fn dumps_without_a_cooldown_stay_within_the_limit_of_the_directory() {
         "--pause",
         "0.1",
     ];
-    let program = stage.program(Driver::Own, &words);
+    let program = stage.program(&words);
     let limit = 8 << 10;
     let options = [
         "--cooldown",
@@ -367,7 +394,7 @@ fn a_dump_on_request_has_what_is_live() {
     let refused = stage.environment.run(&["watch", "--dump"]);
     let error = refused.one_clear_error();
     assert!(error.contains("no `memprobe watch` runs"), "{error}");
-    let holder = stage.hold("96");
+    let holder = stage.hold(ONE_GPU, 96);
     let mut watch = stage.watch(&["--pid", &holder.pid().to_string(), "--no-names"]);
     let dump = wait_until("a dump", || {
         stage.environment.run(&["watch", "--dump"]).succeeded();
@@ -398,7 +425,7 @@ fn a_library_that_gets_no_memory_of_cuda_has_a_dump_with_its_line() {
     let library = pluggable_allocator(stage.folder.path());
     let library = library.display().to_string();
     let words = ["cuda_failures.py", "--library", &library];
-    let own = |more: &[&str]| stage.program(Driver::Own, &[&words[..], more].concat());
+    let own = |more: &[&str]| stage.program(&[&words[..], more].concat());
     let programs = [
         own(&["--by", "main"]),
         own(&["--by", "thread"]),

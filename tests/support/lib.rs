@@ -17,6 +17,7 @@ pub mod gated_workload;
 pub mod ledger;
 pub mod memprobe;
 pub mod module_agreement;
+pub mod pages;
 pub mod partial_recordings;
 pub mod paused_workload;
 pub mod process;

@@ -1,9 +1,9 @@
 """Programs whose memory is there before memprobe comes: a training, a GAN, a server that caches, and a leak.
 
-    python before_attach.py training|gan|server|leak --out truth.json --until FILE
+    python before_attach.py training|gan|server|leak --out truth.json --until FILE [--rest FILE]
 
 Prints `holding` once everything is in place, works on until FILE is there, and then writes what Python itself holds: kind, module and container of
-each block that has been live all the time, by address.
+each block that has been live all the time, by address. Once there is the file of `--rest`, and the leak is full, it prints `resting` and only waits.
 """
 
 import argparse
@@ -54,7 +54,14 @@ def batch():
     return torch.randn(64, WIDTH, device="cuda")
 
 
-class Training:
+class Program:
+    """It may rest at any time."""
+
+    def is_full(self):
+        return True
+
+
+class Training(Program):
     def __init__(self):
         self.model = network()
         self.optimizer = torch.optim.Adam(self.model.parameters())
@@ -68,7 +75,7 @@ class Training:
         return of_modules({"model": self.model}) | of_optimizers([self.optimizer])
 
 
-class Gan:
+class Gan(Program):
     def __init__(self):
         self.generator, self.critic = network(2), network(2)
         nets = (self.generator, self.critic)
@@ -86,7 +93,7 @@ class Gan:
         return of_modules(nets) | of_optimizers(self.optimizers)
 
 
-class Server:
+class Server(Program):
     def __init__(self):
         self.model = network().eval()
         self.cache = {"kv": [batch() for _ in range(40)], "prompts": {number: batch() for number in range(40)}}
@@ -102,6 +109,8 @@ class Server:
 
 
 class Leak:
+    MOST = 100
+
     def __init__(self):
         self.model = network()
         self.losses = []
@@ -109,8 +118,11 @@ class Leak:
             self.work()
 
     def work(self):
-        if len(self.losses) < 200:
+        if not self.is_full():
             self.losses.append(self.model(batch()).square().mean())
+
+    def is_full(self):
+        return len(self.losses) == self.MOST
 
     def truth(self):
         return of_modules({"model": self.model})
@@ -121,6 +133,7 @@ def main():
     options.add_argument("program", choices=["training", "gan", "server", "leak"])
     options.add_argument("--out", required=True)
     options.add_argument("--until", required=True, help="it ends when there is this file")
+    options.add_argument("--rest", help="it works no more when there is this file")
     options = options.parse_args()
     programs = {"training": Training, "gan": Gan, "server": Server, "leak": Leak}
     program = programs[options.program]()
@@ -128,8 +141,13 @@ def main():
         program.work()
     before = set(program.truth())
     print("holding", flush=True)
+    rests = False
     while not os.path.exists(options.until):
-        program.work()
+        if not rests and options.rest and os.path.exists(options.rest) and program.is_full():
+            rests = True
+            print("resting", flush=True)
+        if not rests:
+            program.work()
         time.sleep(0.05)
     truth = {address: held for address, held in program.truth().items() if address in before}
     with open(options.out, "w") as out:

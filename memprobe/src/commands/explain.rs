@@ -166,7 +166,8 @@ fn returnable(segments: &SegmentLedger, ledger: &Ledger) -> BTreeMap<DeviceIndex
     known.map(|map| (map.index, map.returnable())).collect()
 }
 
-/// Returns the memory of the GPU behind each device, as far as the driver tells it.
+/// Returns the memory of the GPU behind each device, as far as the driver tells it. The process went on from the reading of
+/// its objects to the driver's answer: what its allocator reserved or returned meanwhile is taken back.
 fn gpus(
     snapshot: &TensorSnapshot,
     sample: &Sample,
@@ -174,13 +175,21 @@ fn gpus(
 ) -> BTreeMap<DeviceIndex, GpuMemory> {
     let target = &snapshot.target;
     let tgid = target.tgid.unwrap_or(Tgid(0));
-    let devices = snapshot.devices.iter().map(|totals| totals.device);
-    let memory = devices.filter_map(|device| {
+    let now = ledger.snapshot(crate::session::now(), Grouping::User);
+    let memory = snapshot.devices.iter().filter_map(|read| {
+        let (device, reserved) = (read.device, read.totals.reserved.0);
         let found = memory_of(target, tgid, device, sample)?;
+        // Without probes, nothing tells what changed.
+        let known = now.devices.iter().find(|known| known.index == device);
+        let now = known.map_or(reserved, |known| known.totals.reserved.0);
+        let then = |counted: Bytes| {
+            let sum = counted.0.saturating_add(reserved);
+            Bytes(sum.saturating_sub(now))
+        };
         let memory = GpuMemory {
             total: found.total,
-            used: found.used,
-            process: found.process,
+            used: then(found.used),
+            process: found.process.map(then),
             unbacked: unbacked(ledger, device),
         };
         Some((device, memory))

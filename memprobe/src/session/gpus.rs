@@ -29,36 +29,49 @@ pub(super) struct TimedSample {
     pub(super) sample: Result<Sample, String>,
 }
 
+/// Answer of the driver, and the number of questions that it is for.
+type SharedSample = (TimedSample, usize);
+
 /// Asks the driver on a thread of its own, since that takes milliseconds a device. The thread starts with the first
 /// question.
 #[derive(Default)]
 pub(super) struct GpuSampler {
-    thread: Option<(Sender<()>, Receiver<TimedSample>)>,
+    thread: Option<(Sender<()>, Receiver<SharedSample>)>,
     /// Questions without an answer.
     questions: usize,
 }
 
 impl GpuSampler {
     pub(super) fn ask(&mut self) {
-        let (question, _) = self.thread.get_or_insert_with(start);
+        let mut driver = None;
+        let ask_driver = move || sample(&mut driver);
+        let (question, _) = self.thread.get_or_insert_with(|| start(ask_driver));
         self.questions += usize::from(question.send(()).is_ok());
     }
 
     /// Returns the answer, if it comes in time.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<TimedSample> {
         let (_, answers) = self.thread.as_ref().filter(|_| self.questions > 0)?;
-        let answer = answers.recv_timeout(patience).ok()?;
-        self.questions -= 1;
-        Some(answer)
+        let (sample, answered) = answers.recv_timeout(patience).ok()?;
+        self.questions = self.questions.saturating_sub(answered);
+        Some(sample)
     }
 }
 
-fn start() -> (Sender<()>, Receiver<TimedSample>) {
+/// Starts the thread. All questions that wait get one answer: many processes would otherwise ask faster than the driver
+/// answers.
+fn start(
+    mut sample: impl FnMut() -> TimedSample + Send + 'static,
+) -> (Sender<()>, Receiver<SharedSample>) {
     let (question, questions) = mpsc::channel();
     let (answer, answers) = mpsc::channel();
     let run = move || {
-        let mut driver = None;
-        while questions.recv().is_ok() && answer.send(sample(&mut driver)).is_ok() {}
+        while questions.recv().is_ok() {
+            let waiting = 1 + questions.try_iter().count();
+            if answer.send((sample(), waiting)).is_err() {
+                break;
+            }
+        }
     };
     // Without the thread nothing answers, and nothing is known.
     let _ = thread::Builder::new().name("gpus".to_owned()).spawn(run);
@@ -286,6 +299,32 @@ mod tests {
 
     fn index(tracker: &DeviceTracker) -> Option<u32> {
         tracker.identities.first()?.gpu.as_ref()?.index
+    }
+
+    #[test]
+    fn questions_that_wait_for_a_slow_driver_share_an_answer() {
+        let (begin, begun) = mpsc::channel();
+        let (open, gate) = mpsc::channel::<()>();
+        let slow = move || {
+            let _ = (begin.send(()), gate.recv());
+            sample_of(Instant::now())
+        };
+        let mut sampler = GpuSampler {
+            thread: Some(start(slow)),
+            questions: 0,
+        };
+        sampler.ask();
+        begun.recv().expect("the first question is read");
+        for _ in 0..50 {
+            sampler.ask();
+        }
+        drop(open);
+        let patience = Duration::from_secs(60);
+        assert!(sampler.answer(patience).is_some());
+        assert_eq!(sampler.questions, 50);
+        assert!(sampler.answer(patience).is_some());
+        assert_eq!(sampler.questions, 0);
+        assert!(sampler.answer(patience).is_none(), "nothing was asked");
     }
 
     #[test]

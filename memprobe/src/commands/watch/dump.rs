@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest wait for the event of a failed request whose record has come.
 const EVENT_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Longest wait for the GPUs behind the devices of a process that has just begun to use them.
+const GPU_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Longest wait for the blocks of a process whose probes were off.
 pub(super) const BLOCKS_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -75,6 +78,8 @@ pub(super) struct PendingDump {
     frozen: Option<(FrozenFlight, TimeNs)>,
     driver: Option<DriverAnswer>,
     is_asking_driver: bool,
+    /// True if the GPU behind a device may become known.
+    can_identify: bool,
     objects: Objects,
     /// Blocks allocated or freed after the moment of the dump.
     touched: HashSet<(DeviceIndex, Address)>,
@@ -103,6 +108,7 @@ impl PendingDump {
             frozen: None,
             driver,
             is_asking_driver: true,
+            can_identify: true,
             objects: Objects::Reading,
             touched: HashSet::new(),
             has_missed: false,
@@ -171,6 +177,32 @@ impl PendingDump {
         }
     }
 
+    /// Takes the GPUs behind the devices of the process, which may become known after its contents are fixed.
+    pub(super) fn identify(&mut self, target: &Target) {
+        if let Some((frozen, _)) = &mut self.frozen {
+            frozen.header.target.gpus.clone_from(&target.gpus);
+        }
+    }
+
+    /// Waits no longer for the GPUs: the process has ended.
+    pub(super) fn stop_identifying(&mut self) {
+        self.can_identify = false;
+    }
+
+    /// True if the GPU behind each device is known, or will hardly be.
+    fn has_gpus(&self) -> bool {
+        let is_known = |frozen: &FrozenFlight| {
+            let mut devices = frozen.devices.iter();
+            devices.all(|device| frozen.header.target.identity(*device).is_some())
+        };
+        !self.can_identify
+            || self.begun.elapsed() >= GPU_PATIENCE
+            || self
+                .frozen
+                .as_ref()
+                .is_none_or(|(frozen, _)| is_known(frozen))
+    }
+
     pub(super) fn take(&mut self, evidence: DumpEvidence) {
         match evidence {
             DumpEvidence::Driver(reading) => {
@@ -203,12 +235,14 @@ impl PendingDump {
                 Err(_) => true,
             },
         };
-        has_objects && !self.is_asking_driver || self.begun.elapsed() >= PATIENCE
+        let has_driver = !self.is_asking_driver && self.has_gpus();
+        has_objects && has_driver || self.begun.elapsed() >= PATIENCE
     }
 
     /// Waits for no more evidence.
     pub(super) fn give_up(&mut self, reason: &str) {
         self.is_asking_driver = false;
+        self.can_identify = false;
         if matches!(self.objects, Objects::Reading) {
             self.leave_objects(reason);
         }
@@ -388,7 +422,9 @@ mod tests {
     use super::*;
     use crate::commands::watch::flight::FlightRecorder;
     use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
-    use crate::event::{LabeledBlock, PurposeId, StackId, Tid, Totals};
+    use crate::event::{
+        DeviceIdentity, Gpu, IdentitySource, LabeledBlock, PurposeId, StackId, Tid, Totals,
+    };
     use crate::recording::Reader;
 
     const TGID: Tgid = Tgid(7);
@@ -471,6 +507,7 @@ mod tests {
             TimeNs(55),
             Err("no driver".to_owned()),
         )));
+        dump.stop_identifying();
         // An event from before the reading may be on its way.
         assert!(!dump.is_whole(false) && dump.is_whole(true));
         dump.complete();
@@ -489,6 +526,43 @@ mod tests {
         assert_eq!((facts.counted_ooms, facts.time), (4, TimeNs(50)));
         assert_eq!(facts.gpus_unknown.as_deref(), Some("no driver"));
         assert_eq!(facts.objects_unread, None);
+    }
+
+    #[test]
+    fn a_gpu_that_becomes_known_after_the_failed_request_is_that_of_the_dump() {
+        let mut dump = failed();
+        dump.leave_objects("--no-names");
+        let mut sample = sample(&[(7, 300), (9, 600)]);
+        let other = DeviceMemory {
+            index: 1,
+            ..sample.devices[0].clone()
+        };
+        sample.devices.push(other);
+        dump.take(DumpEvidence::Driver((TimeNs(55), Ok(sample))));
+        assert!(!dump.is_whole(true), "one of two GPUs is not told yet");
+        assert!(dump.facts().gpus.is_empty());
+        let gpu = Gpu {
+            index: Some(0),
+            uuid: None,
+            pci_bus_id: None,
+            mig: None,
+            memory: None,
+            source: IdentitySource::Environment,
+        };
+        let identity = DeviceIdentity {
+            device: CUDA,
+            gpu: Some(gpu),
+            unknown: None,
+        };
+        dump.identify(&Target {
+            gpus: vec![identity],
+            ..Target::default()
+        });
+        assert!(dump.is_whole(true));
+        let facts = dump.facts();
+        let own = facts.gpus.iter().map(|gpu| (gpu.device, gpu.own));
+        assert_eq!(own.collect::<Vec<_>>(), [(CUDA, Some(300))]);
+        assert_eq!(facts.gpus_unknown, None);
     }
 
     #[test]

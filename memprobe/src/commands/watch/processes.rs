@@ -128,6 +128,9 @@ impl WatchedProcesses {
             }
             HostItem::Identified(target) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
+                    if let Some(pending) = &mut process.pending {
+                        pending.identify(&target);
+                    }
                     process.flight.target = *target;
                 }
             }
@@ -259,6 +262,9 @@ impl WatchedProcesses {
         };
         process.has_ended = true;
         process.freeze();
+        if let Some(pending) = &mut process.pending {
+            pending.stop_identifying();
+        }
         if process.pending.is_none() {
             self.forget(tgid);
         }

@@ -56,7 +56,7 @@ pub(super) fn measures(device: &DeviceExplanation) -> Vec<Measure> {
             bytes: device.part(PartId::Gradients),
             at_most: false,
             action: "optimizer.zero_grad(set_to_none=True)".to_owned(),
-            because: "to PyTorch's cache, until the next backward pass",
+            because: "to PyTorch's cache, until the next backward",
         });
         measures.extend(containers(device).take(2));
     }
@@ -103,9 +103,10 @@ fn empty_cache(device: &DeviceExplanation) -> Measure {
     }
 }
 
-/// Containers of Python that keep memory which nothing else keeps.
+/// Containers of Python that keep memory which nothing else keeps. A server needs its KV cache.
 fn containers(device: &DeviceExplanation) -> impl Iterator<Item = Measure> {
     let owners = device.owners.iter();
+    let owners = owners.filter(|owner| owner.kv_cache == Bytes(0));
     owners.filter_map(|owner| {
         let (name, class) = (owner.name.as_ref()?, owner.class.as_ref()?);
         CONTAINERS.contains(&&**class).then(|| Measure {

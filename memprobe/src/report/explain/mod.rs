@@ -126,6 +126,8 @@ pub struct MemoryOwner {
     pub bytes: Bytes,
     /// Bytes that nothing else keeps; `None` if unknown.
     pub exclusive: Option<Bytes>,
+    /// Bytes of a server's KV cache among them.
+    pub kv_cache: Bytes,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -179,6 +179,7 @@ fn lines(device: &DeviceSnapshot) -> Vec<MemoryOwner> {
         class: None,
         bytes: line.live,
         exclusive: None,
+        kv_cache: Bytes(0),
     });
     let mut owners: Vec<MemoryOwner> = owners.collect();
     owners.sort_by(|one, other| (other.bytes, &one.name).cmp(&(one.bytes, &other.name)));

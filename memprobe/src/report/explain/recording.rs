@@ -223,6 +223,7 @@ fn lines(view: &PeakView) -> Vec<MemoryOwner> {
         class: None,
         bytes: Bytes(bytes),
         exclusive: None,
+        kv_cache: Bytes(0),
     };
     let mut owners: Vec<MemoryOwner> = sums.into_iter().map(owner).collect();
     owners.sort_by(|one, other| (other.bytes, &one.name).cmp(&(one.bytes, &other.name)));

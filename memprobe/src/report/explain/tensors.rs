@@ -115,12 +115,15 @@ fn owners(table: &DeviceTable) -> Vec<MemoryOwner> {
             let retainer = row.retainer.as_ref();
             retainer.is_some_and(|retainer| retainer.exclusive)
         };
-        let exclusive = rows.filter(is_exclusive).map(|row| row.holds.0).sum();
+        let exclusive = rows.clone().filter(is_exclusive);
+        let exclusive = exclusive.map(|row| row.holds.0).sum();
+        let caches = rows.filter(|row| row.kind == RowKind::Tensor(TensorKind::KvCache));
         MemoryOwner {
             name: retainer.map(|retainer| retainer.by.to_string()),
             class: retainer.and_then(|retainer| retainer.class.as_deref().map(str::to_owned)),
             bytes: group.holds,
             exclusive: retainer.map(|_| Bytes(exclusive)),
+            kv_cache: Bytes(caches.map(|row| row.holds.0).sum()),
         }
     };
     groups.map(owner).collect()

@@ -218,9 +218,43 @@ fn the_verdict_on_a_cache_says_what_would_be_returned() {
     device.returnable = Some(Bytes(0));
     let text = written(&explanation, DocumentFormat::Text).replace("\n  ", " ");
     assert!(
-        text.contains("empty_cache() would return 0 B of it."),
+        text.contains("empty_cache() would return none of it."),
         "{text}"
     );
+}
+
+#[test]
+fn a_cache_of_little_of_the_gpu_is_no_verdict() {
+    let mut explanation = leaking();
+    let device = &mut explanation.devices[0];
+    device.growth = None;
+    let mut verdict_with = |cached: u64| {
+        let device = &mut explanation.devices[0];
+        device.totals.allocated = Bytes(50 << 20);
+        device.totals.reserved = Bytes((50 + cached) << 20);
+        device.parts = completed([], device.totals, device.gpu);
+        let document = written(&explanation, DocumentFormat::Json);
+        let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+        document["verdict"]["id"].as_str().unwrap().to_owned()
+    };
+    // 1 % of 16 GiB.
+    assert_eq!(verdict_with(164), "cached");
+    assert_ne!(verdict_with(163), "cached");
+}
+
+#[test]
+fn a_kv_cache_is_no_memory_to_give_back() {
+    let mut explanation = leaking();
+    let device = &mut explanation.devices[0];
+    let drops = |device: &DeviceExplanation| {
+        let measures = super::measures::measures(device).into_iter();
+        let drops = measures.filter(|measure| measure.id == MeasureId::DropRetainer);
+        drops.count()
+    };
+    let before = drops(device);
+    assert!(before > 0);
+    device.owners[0].kv_cache = device.owners[0].bytes;
+    assert_eq!(drops(device), before - 1);
 }
 
 #[test]

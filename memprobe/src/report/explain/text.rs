@@ -189,7 +189,7 @@ fn owner_line(owner: &MemoryOwner, owned: OwnedBy) -> String {
 fn push_growth(page: &mut Page, growth: &Growth) {
     page.blank();
     if growth.points < growth.needed {
-        page.fitted("GROWS  too short to tell: watch longer, with --duration");
+        page.fitted("GROWS  too little happened to tell: watch longer, with --duration");
         return;
     }
     if !grows(growth) {

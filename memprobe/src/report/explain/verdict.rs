@@ -1,7 +1,9 @@
 //! The verdict: what a person should know first, in a sentence or two with numbers.
 
 use super::failure::{self, OomCause};
-use super::{DeviceExplanation, Explanation, ExplanationSource, PartId, RecordedMoment};
+use super::{
+    DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, PartId, RecordedMoment,
+};
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
 use crate::event::Bytes;
 use crate::event::bytes::human;
@@ -33,6 +35,9 @@ impl VerdictCause {
 
 /// Least share of the reserved bytes that is cached, for the verdict: 1/3.
 const MUCH_CACHED: u64 = 3;
+
+/// Least share of the GPU's memory that is cached, for the verdict: 1/100. Less matters to nobody.
+const MUCH_OF_GPU: u64 = 100;
 
 pub(super) struct Verdict {
     pub(super) cause: VerdictCause,
@@ -80,7 +85,10 @@ pub(super) fn verdict(explanation: &Explanation) -> Verdict {
             percent(cached.0.into(), reserved.0.into())
         ));
         if let Some(returnable) = device.returnable {
-            let returnable = human(returnable);
+            let returnable = match returnable {
+                Bytes(0) => "none".to_owned(),
+                returnable => human(returnable),
+            };
             sentences.push(format!("empty_cache() would return {returnable} of it."));
         }
     }
@@ -97,11 +105,12 @@ pub(super) fn verdict(explanation: &Explanation) -> Verdict {
 fn cause(device: &DeviceExplanation) -> VerdictCause {
     let cached = device.part(PartId::Cached).0;
     let of_process = device.totals.reserved;
+    let of_gpu = device.gpu.map_or(0, |gpu| gpu.total.0 / MUCH_OF_GPU);
     if device.ooms > 0 {
         VerdictCause::OutOfMemory
     } else if device.growth.as_ref().is_some_and(grows) {
         VerdictCause::Growth
-    } else if cached > device.totals.reserved.0 / MUCH_CACHED {
+    } else if cached > device.totals.reserved.0 / MUCH_CACHED && cached >= of_gpu {
         VerdictCause::Cached
     } else if device.part(PartId::OtherProcesses) > of_process {
         VerdictCause::OtherProcesses
@@ -167,8 +176,12 @@ fn growing(device: &DeviceExplanation, growth: &Growth) -> String {
     if let Some(suspect) = growth.lines.first() {
         text.push_str(&format!(", most of it from {}", suspect_name(suspect)));
         if let Some(retainer) = suspect.retained.retainers.first() {
-            let bytes = human(retainer.retained.bytes);
-            text.push_str(&format!(", retained by {} ({bytes})", clean(&retainer.by)));
+            // Of the retainer, the row of the owner has all bytes; the suspect has those of its lines that were watched.
+            let is_owner = |owner: &&MemoryOwner| owner.name.as_deref() == Some(&*retainer.by);
+            let owner = device.owners.iter().find(is_owner);
+            let bytes = owner.map_or(retainer.retained.bytes, |owner| owner.bytes);
+            let (by, bytes) = (clean(&retainer.by), human(bytes));
+            text.push_str(&format!(", retained by {by} ({bytes})"));
         }
     }
     if let Some(left) = time_until_full(device, rate, growth.step) {
@@ -224,6 +237,12 @@ pub(super) fn next_commands(
                 ),
                 VerdictCause::OtherProcesses => {
                     ("memprobe top".to_owned(), "all processes on the GPUs")
+                }
+                VerdictCause::Cached => {
+                    return vec![(
+                        format!("memprobe attach {pid}"),
+                        "live; M shows the segments with their holes",
+                    )];
                 }
                 _ => (
                     format!("memprobe snapshot {pid} --by retainer"),

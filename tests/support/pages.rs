@@ -1,0 +1,118 @@
+//! Pages of `memprobe explain`: the text that stays from run to run, and the facts that its JSON has too.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use memprobe::event::Bytes;
+use memprobe::event::bytes::human;
+use memprobe::report::DocumentFormat;
+use serde_json::Value;
+
+use crate::environment::TestEnvironment;
+use crate::process::Background;
+
+/// Owners of memory that a page shows one by one, and measures.
+const SHOWN_OWNERS: usize = 4;
+const SHOWN_MEASURES: usize = 3;
+
+/// Page of `explain` about a process.
+pub struct ExplainedPage {
+    pub pid: u32,
+    pub text: String,
+}
+
+/// Explains a process on the simulated driver of a folder.
+pub fn explain(
+    environment: &TestEnvironment,
+    shared: &Path,
+    pid: u32,
+    format: DocumentFormat,
+) -> String {
+    let mut command = environment.memprobe();
+    command.env("CUDASIM_SHARED", shared);
+    if let Some(folder) = environment.pytorch().simulated_libraries() {
+        command.env("LD_LIBRARY_PATH", folder);
+    }
+    set_driver(&mut command);
+    command.args(["explain", &pid.to_string(), "--max-pause", "10s"]);
+    let format = match format {
+        DocumentFormat::Text => "text",
+        DocumentFormat::Json => "json",
+    };
+    command.args(["--duration", "1s", "--format", format]);
+    Background::start(&mut command).finish().succeeded().stdout
+}
+
+impl ExplainedPage {
+    pub fn of(environment: &TestEnvironment, shared: &Path, pid: u32) -> Self {
+        let text = explain(environment, shared, pid, DocumentFormat::Text);
+        Self { pid, text }
+    }
+
+    /// The page without what differs from run to run, of a process that rests.
+    pub fn golden(&self) -> String {
+        let mut page = String::new();
+        for line in self.text.lines() {
+            let line = match line.split_whitespace().next() {
+                Some("PID") => "PID …".to_owned(),
+                Some("watched") => "watched for …; …".to_owned(),
+                Some("next:") => line.replace(&self.pid.to_string(), "PID"),
+                _ => without_folders(line),
+            };
+            let _ = writeln!(page, "{}", line.trim_end());
+        }
+        page
+    }
+
+    /// Checks that the page has the facts of the JSON, in words. The process must rest between both.
+    ///
+    /// # Panics
+    ///
+    /// If one is missing, or the parts of the GPU do not add up to its memory.
+    pub fn assert_same_facts(&self, document: &str) {
+        let page = &self.text;
+        let document: Value = serde_json::from_str(document).expect("JSON");
+        let text = document["verdict"]["text"].as_str().expect("a verdict");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words(page).contains(&words(text)), "{text}\n{page}");
+        assert!(page.lines().count() <= 40, "{page}");
+        let device = &document["devices"][0];
+        let rows = |key: &str| device[key].as_array().expect("rows").clone();
+        let bytes = |row: &Value| row["bytes"].as_u64().expect("bytes");
+        let sum: u64 = rows("parts").iter().map(bytes).sum();
+        assert_eq!(device["gpu_total"].as_u64(), Some(sum), "{device}");
+        let live = device["allocated"].as_u64().expect("bytes");
+        let owned: u64 = rows("owners").iter().map(bytes).sum();
+        assert_eq!(owned, live, "{device}");
+        let shown = rows("owners").into_iter().take(SHOWN_OWNERS);
+        let measures = rows("measures").into_iter().take(SHOWN_MEASURES);
+        for row in rows("parts").into_iter().chain(shown).chain(measures) {
+            let figure = human(Bytes(bytes(&row)));
+            // A long name is cut.
+            let name = ["name", "action"].iter().find_map(|key| row[*key].as_str());
+            let name: String = name.unwrap_or_default().chars().take(40).collect();
+            let is_row = |line: &str| line.contains(&figure) && line.contains(&name);
+            assert!(page.lines().any(is_row), "{row}\n{page}");
+        }
+        for next in document["next"].as_array().expect("commands") {
+            let next = next.as_str().expect("a command");
+            assert!(page.contains(&format!("next: {next}   ")), "{next}\n{page}");
+        }
+    }
+}
+
+/// Gives a program a GPU of 24 GiB, whose context takes 417 MiB.
+pub fn set_driver(command: &mut Command) {
+    command
+        .env("CUDASIM_DEVICES", "1")
+        .env("CUDASIM_MEMORY", "24g")
+        .env("CUDASIM_CTX_BYTES", (417_u64 << 20).to_string());
+}
+
+/// Paths of temporary files in the command.
+fn without_folders(line: &str) -> String {
+    let words = line.split(' ');
+    let words = words.map(|word| if word.starts_with('/') { "…" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}

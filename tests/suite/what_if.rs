@@ -136,6 +136,15 @@ fn the_recorded_run_is_replayed_with_the_settings_of_its_environment() {
     let reproduced = rows.iter().find(|row| row["run"] == "reproduced");
     assert_eq!(reproduced.expect("a row")["settings"], own, "{device}");
     assert_eq!(row(&device, "reproduced"), recorded, "{device}");
+    // The replay of a pickle begins from the settings in it.
+    let pickle = folder.path().join("set.pickle");
+    environment
+        .run(&["export", text(&file), "-o", text(&pickle)])
+        .succeeded();
+    let device = replay(&environment, &pickle, "max_split_size_mb:64");
+    let rows = device["rows"].as_array().expect("rows");
+    let reproduced = rows.iter().find(|row| row["run"] == "reproduced");
+    assert_eq!(reproduced.expect("a row")["settings"], own, "{device}");
 }
 
 #[test]

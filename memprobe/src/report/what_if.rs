@@ -89,7 +89,7 @@ struct RecordedConf {
 impl RecordedConf {
     fn of(header: &Header) -> Self {
         let conf = header.target.allocator_conf.as_deref();
-        let parsed = conf.map(AllocatorSettings::parse).transpose();
+        let parsed = conf.map(AllocatorSettings::parse_recorded).transpose();
         let refused = parsed.as_ref().err().map(|error| {
             let conf = clean(conf.unwrap_or_default());
             format!(

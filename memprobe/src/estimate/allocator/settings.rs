@@ -68,6 +68,29 @@ impl AllocatorSettings {
         Ok(settings)
     }
 
+    /// Parses the settings of a recorded run, without those that change no memory of a device.
+    ///
+    /// `garbage_collection_threshold` is one of them: it acts only below the limit of
+    /// `set_per_process_memory_fraction()`, which programs seldom set.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_recorded(text: &str) -> Result<Self, SettingsError> {
+        let parts = parts(text)?.into_iter();
+        let parts: Vec<&str> = parts.filter(|part| !is_of_host(name_of(part))).collect();
+        match parts.is_empty() {
+            true => Ok(Self::DEFAULT),
+            false => Self::parse(&parts.join(",")),
+        }
+    }
+
+    /// Returns the value that a text gives a setting.
+    pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+        let parts = parts(text).ok()?;
+        let part = parts.into_iter().find(|part| name_of(part) == name)?;
+        Some(part.split_once(':')?.1.trim())
+    }
+
     fn set(&mut self, name: &str, value: &str) -> Result<(), SettingsError> {
         match name {
             "expandable_segments" => {
@@ -129,6 +152,22 @@ fn next_division(size: u64, divisions: u64) -> u64 {
         0 => floor << 1,
         step => size.next_multiple_of(step),
     }
+}
+
+fn name_of(part: &str) -> &str {
+    part.split(':').next().unwrap_or_default().trim()
+}
+
+/// True for settings of pinned host memory, of locks and errors, and for one that needs a limit of its own.
+fn is_of_host(name: &str) -> bool {
+    name.starts_with("pinned_")
+        || matches!(
+            name,
+            "garbage_collection_threshold"
+                | "release_lock_on_cudamalloc"
+                | "release_lock_on_hipmalloc"
+                | "throw_on_cudamalloc_oom"
+        )
 }
 
 fn error(text: String) -> SettingsError {
@@ -229,6 +268,19 @@ mod tests {
         let spaces = parsed(" expandable_segments : False , max_non_split_rounding_mb:30 ");
         assert!(!spaces.expandable);
         assert_eq!(spaces.max_non_split_rounding, 30 * MIB);
+    }
+
+    #[test]
+    fn a_recorded_run_may_have_settings_of_the_host() {
+        let text = "pinned_use_background_threads:True, max_split_size_mb:64,garbage_collection_threshold:0.8";
+        let settings = AllocatorSettings::parse_recorded(text).expect("settings");
+        assert_eq!(settings, parsed("max_split_size_mb:64"));
+        let threshold = AllocatorSettings::value(text, "garbage_collection_threshold");
+        assert_eq!(threshold, Some("0.8"));
+        let host = AllocatorSettings::parse_recorded("pinned_num_register_threads:8");
+        assert_eq!(host, Ok(AllocatorSettings::DEFAULT));
+        assert!(AllocatorSettings::parse_recorded("backend:cudaMallocAsync").is_err());
+        assert!(AllocatorSettings::parse_recorded("").is_err());
     }
 
     #[test]

@@ -7,6 +7,8 @@
 use super::{LARGE_SEGMENT, LEAST};
 
 const MIB: u64 = 1 << 20;
+/// Granularity of mapped memory.
+const PAGE: u64 = 2 << 20;
 /// Intervals of `roundup_power2_divisions`: 1 MiB to 64 GiB, each twice as long as the one before.
 const INTERVALS: usize = 16;
 
@@ -18,6 +20,8 @@ pub struct AllocatorSettings {
     pub max_split: u64,
     /// `max_non_split_rounding_mb`, in bytes.
     pub max_non_split_rounding: u64,
+    /// `large_segment_size_mb`, in bytes.
+    pub large_segment: u64,
     /// `roundup_power2_divisions` of each interval; 0 and 1 for none.
     pub roundup: [u64; INTERVALS],
 }
@@ -33,8 +37,8 @@ impl Default for AllocatorSettings {
 #[error("{0}")]
 pub struct SettingsError(String);
 
-const KNOWN: &str = "expandable_segments:True, max_split_size_mb:N, max_non_split_rounding_mb:N and \
-                     roundup_power2_divisions:N";
+const KNOWN: &str = "expandable_segments:True, max_split_size_mb:N, max_non_split_rounding_mb:N, \
+                     large_segment_size_mb:N and roundup_power2_divisions:N";
 
 impl AllocatorSettings {
     /// Settings without the variable.
@@ -42,6 +46,7 @@ impl AllocatorSettings {
         expandable: false,
         max_split: u64::MAX,
         max_non_split_rounding: LARGE_SEGMENT,
+        large_segment: LARGE_SEGMENT,
         roundup: [0; INTERVALS],
     };
 
@@ -64,6 +69,11 @@ impl AllocatorSettings {
             }
             given.push(name);
             settings.set(name, value)?;
+        }
+        if settings.expandable && !settings.large_segment.is_multiple_of(PAGE) {
+            return Err(error(
+                "CUDA maps pages of 2 MiB: with expandable_segments, give an even large_segment_size_mb".to_owned(),
+            ));
         }
         Ok(settings)
     }
@@ -102,6 +112,7 @@ impl AllocatorSettings {
             }
             "max_split_size_mb" => self.max_split = mib(name, value, 20)?,
             "max_non_split_rounding_mb" => self.max_non_split_rounding = mib(name, value, 20)?,
+            "large_segment_size_mb" => self.large_segment = mib(name, value, 10)?,
             "roundup_power2_divisions" => self.roundup = roundup(value)?,
             "garbage_collection_threshold" => {
                 return Err(error(
@@ -114,6 +125,11 @@ impl AllocatorSettings {
                 return Err(error(
                     "only PyTorch's native allocator is simulated: leave backend out".to_owned(),
                 ));
+            }
+            name if is_of_host(name) => {
+                return Err(error(format!(
+                    "{name} changes no memory of a device: leave it out"
+                )));
             }
             _ => {
                 return Err(error(format!(
@@ -311,7 +327,10 @@ mod tests {
         for (text, words) in [
             ("garbage_collection_threshold:0.8", "leave it out"),
             ("backend:cudaMallocAsync", "leave backend out"),
-            ("pinned_use_background_threads:True", "not simulated"),
+            ("pinned_use_background_threads:True", "leave it out"),
+            ("per_process_memory_fraction:0.5", "not simulated"),
+            ("large_segment_size_mb:10", "above 10"),
+            ("large_segment_size_mb:13,expandable_segments:True", "even"),
             ("max_split_size_mb:20", "above 20"),
             ("max_split_size_mb:lots", "above 20"),
             ("expandable_segments:yes", "True or False"),

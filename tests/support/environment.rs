@@ -1,12 +1,17 @@
 //! Requirements of a test.
 
 use std::fs::File;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
 use crate::pytorch::PyTorch;
+
+/// Environment variable with the file to which each test adds its time in its slots: seconds, program and test, with
+/// tabs between them.
+pub const TEST_TIMES: &str = "MEMPROBE_TEST_TIMES";
 
 /// Root, a memprobe to run, PyTorches, and a slot among the tests that run at once.
 pub struct TestEnvironment {
@@ -132,6 +137,7 @@ const SLOTS: usize = 2;
 /// tests of the whole machine add up every process on it.
 pub struct Slots {
     _files: Vec<File>,
+    since: Instant,
 }
 
 impl Slots {
@@ -143,16 +149,49 @@ impl Slots {
             for file in &files {
                 flock(file, FlockOperation::LockExclusive).expect("the turn can be waited for");
             }
-            return Self { _files: files };
+            return Self::locked(files);
         }
         loop {
             for file in &files {
                 if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                     let file = file.try_clone().expect("another handle of the lock");
-                    return Self { _files: vec![file] };
+                    return Self::locked(vec![file]);
                 }
             }
             std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn locked(files: Vec<File>) -> Self {
+        Self {
+            _files: files,
+            since: Instant::now(),
+        }
+    }
+
+    /// Adds a line for the test of this thread.
+    fn add_time(&self, file: &Path) -> std::io::Result<()> {
+        let program = std::env::current_exe()?;
+        let program = program.file_name().unwrap_or_default().to_string_lossy();
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or_default();
+        let seconds = self.since.elapsed().as_secs_f64();
+        let line = format!("{seconds:.1}\t{program}\t{test}\n");
+        let mut file = File::options().create(true).append(true).open(file)?;
+        file.write_all(line.as_bytes())
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        let Some(file) = std::env::var_os(TEST_TIMES) else {
+            return;
+        };
+        if let Err(error) = self.add_time(Path::new(&file)) {
+            eprintln!(
+                "cannot add a time to {}: {error}",
+                Path::new(&file).display()
+            );
         }
     }
 }

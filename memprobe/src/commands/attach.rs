@@ -114,14 +114,14 @@ impl LiveView {
                         probes,
                         missing,
                     } => {
-                        model.target = target;
+                        model.target = *target;
                         model.health.probes = probes;
                         model.health.capture = self.wanted.capture();
                         model.health.missing = missing;
                         model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
-                    HostItem::Identified(target) => model.target = target,
+                    HostItem::Identified(target) => model.target = *target,
                     HostItem::Stopped(reason) => screen.run_stop = Some(reason),
                     HostItem::Continued => screen.run_stop = None,
                     HostItem::Refused(error) => return Err(error.into()),
@@ -135,7 +135,7 @@ impl LiveView {
                         seen = Seen::End;
                     }
                     HostItem::Executed(target) => {
-                        *model = Ledger::new(target, crate::session::now());
+                        *model = Ledger::new(*target, crate::session::now());
                         screen.opened.begin_anew();
                         screen.opened.saver.end(EndReason::TargetExited);
                     }

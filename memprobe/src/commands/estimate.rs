@@ -321,14 +321,14 @@ impl<'a> Run<'a> {
     fn take(&mut self, event: HostEvent) {
         let HostEvent { tgid, item } = event;
         match item {
-            HostItem::Found { target, .. } => self.begin(tgid, target),
+            HostItem::Found { target, .. } => self.begin(tgid, *target),
             HostItem::Executed(target) => {
                 self.end(tgid);
-                self.begin(tgid, target);
+                self.begin(tgid, *target);
             }
             HostItem::Attached { target, .. } => match self.running.get_mut(&tgid) {
-                Some(running) => running.target = target,
-                None => self.begin(tgid, target),
+                Some(running) => running.target = *target,
+                None => self.begin(tgid, *target),
             },
             HostItem::Event(event) => {
                 if let Some(running) = self.running.get_mut(&tgid) {

@@ -427,7 +427,7 @@ impl Watching {
                 self.show(tgid);
                 self.apply(tgid, &event);
             }
-            HostItem::Found { parent, target } => self.meet(tgid, target, parent),
+            HostItem::Found { parent, target } => self.meet(tgid, *target, parent),
             HostItem::Waiting(what) => self.waiting(tgid, &what),
             HostItem::Placing(placed) => self.waiting(tgid, &placing(placed)),
             HostItem::Attached {
@@ -440,14 +440,14 @@ impl Watching {
                     self.host.note(tgid, first);
                 }
                 let found = Attached {
-                    target,
+                    target: *target,
                     probes,
                     capture: self.capture,
                     missing,
                 };
                 self.host.attach(tgid, found);
             }
-            HostItem::Identified(target) => self.host.identify(tgid, target),
+            HostItem::Identified(target) => self.host.identify(tgid, *target),
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::Stopped(reason) => self.set_stopped(tgid, Some(reason)),
@@ -456,7 +456,7 @@ impl Watching {
             HostItem::Executed(target) => {
                 self.end_saving(tgid);
                 self.host.forget(tgid);
-                self.meet(tgid, target, None);
+                self.meet(tgid, *target, None);
             }
             HostItem::Ended => {
                 self.end_saving(tgid);

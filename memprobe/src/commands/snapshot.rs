@@ -359,7 +359,7 @@ impl<A: Analysis> BlockTracker<A> {
                 HostItem::Attached { .. } => *is_ready = true,
                 HostItem::Executed(target) => {
                     let analyses = (Sites::default(), make());
-                    *ledgers = AnalyzedLedger::new(target, crate::session::now(), analyses);
+                    *ledgers = AnalyzedLedger::new(*target, crate::session::now(), analyses);
                 }
                 HostItem::Refused(error) => {
                     *is_ready = true;

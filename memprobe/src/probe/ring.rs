@@ -43,9 +43,9 @@ impl Records {
         }
     }
 
-    /// The next record's bytes, passed to `take`; says whether there was one.
-    pub fn next(&mut self, take: impl FnOnce(&[u8])) -> bool {
+    /// Takes the next record's bytes; `None` if there is no record.
+    pub fn next<T>(&mut self, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
         let record = self.ring.get_mut().next();
-        record.map(|record| take(&record)).is_some()
+        record.map(|record| take(&record))
     }
 }

@@ -10,8 +10,9 @@ use memprobe_common::PythonConfig;
 use super::calibrate::{self, Claim, LayoutIs, Mismatch};
 use super::debug_offsets;
 use super::error::DetectError;
+use super::heap::collector;
 use super::interpreter::{self, Interpreter, PythonVersion};
-use super::layout::{ObjectLayout, PythonLayout, StateSlot};
+use super::layout::{CollectorLayout, ObjectLayout, PythonLayout, StateSlot};
 use super::slot::{self, StatePath};
 use super::threads::{self, FrameChain, ThreadState};
 use crate::event::Tgid;
@@ -66,7 +67,7 @@ impl PythonProcess {
 
     fn of_interpreter(tgid: Tgid, found: Interpreter) -> Result<Self, DetectError> {
         let memory = &ProcessMemory::new(tgid);
-        let layout = layout_of(memory, &found)?;
+        let mut layout = layout_of(memory, &found)?;
         let code_type = found
             .code_type
             .ok_or_else(|| DetectError::NoSymbol(found.library.path.clone(), "PyCode_Type"))?;
@@ -75,6 +76,8 @@ impl PythonProcess {
         let code_dealloc = memory
             .read_u64(code_type.wrapping_add(ObjectLayout::TYPE_DEALLOC.into()))?
             .wrapping_sub(found.bias);
+        let collector = &mut layout.heap.collector;
+        collector.generations = generations_of(memory, collector, interpreter);
         let known_path = way_by_interpreter(memory, &layout, &found)?;
         let mut process = Self {
             tgid,
@@ -194,6 +197,16 @@ fn main_interpreter(
     };
     let interpreter = Some(interpreter).filter(|at| is_initialized && *at != 0);
     interpreter.ok_or(DetectError::NotInitializedYet)
+}
+
+/// Returns the offset of the youngest generation in the collector. If no attempt proves it, it is that of the table, and
+/// whoever reads the objects finds out.
+fn generations_of(memory: &impl ReadMemory, collector: &CollectorLayout, interpreter: u64) -> u16 {
+    let proved = (0..ATTEMPTS / 2).find_map(|attempt| {
+        pause_before(attempt);
+        collector::generations_offset(memory, collector, interpreter)
+    });
+    proved.unwrap_or(collector.generations)
 }
 
 fn is_finalizing(

@@ -84,6 +84,11 @@ impl BaselineReader {
         self.reconciler.is_settled()
     }
 
+    /// True if it has nothing more to say of any event.
+    pub(super) fn is_over(&self) -> bool {
+        !self.has_given_up && self.reconciler.is_over()
+    }
+
     /// True if the blocks could not be read.
     pub(super) fn has_given_up(&self) -> bool {
         self.has_given_up

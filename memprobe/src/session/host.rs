@@ -15,7 +15,7 @@ use super::gpus::GpuSampler;
 use super::process::{Process, ProcessOrigin};
 use super::start_phases::{StartPhase, StartPhases};
 use super::{HostEvent, HostItem};
-use crate::decode::{ProcessEvent, Record, decode};
+use crate::decode::{Malformed, ProcessEvent, Record, decode};
 use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeShare};
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
@@ -268,17 +268,16 @@ impl HostSession {
     fn take_records(&mut self) -> usize {
         let mut taken = 0;
         while taken < BATCH {
-            let mut record = None;
-            if !self.records.next(|bytes| record = decode(bytes).ok()) {
+            let Some(record) = self.records.next(decode) else {
                 break;
-            }
+            };
             taken += 1;
             match record {
-                Some(Record::Process(step, process)) => {
+                Ok(Record::Process(step, process)) => {
                     self.follow(step, Tgid(process.tgid), Tgid(process.parent));
                 }
-                Some(record) => self.deliver(record),
-                None => self.malformed += 1,
+                Ok(record) => self.deliver(record),
+                Err(Malformed) => self.malformed += 1,
             }
         }
         taken
@@ -390,7 +389,13 @@ impl HostSession {
             target.command = parent.target().command;
         }
         self.processes.insert(tgid.0, process);
-        self.emit(tgid, HostItem::Found { parent, target });
+        self.emit(
+            tgid,
+            HostItem::Found {
+                parent,
+                target: Box::new(target),
+            },
+        );
     }
 
     fn execute(&mut self, tgid: Tgid) {
@@ -402,7 +407,7 @@ impl HostSession {
         };
         process.execute(&mut self.files, now);
         let target = process.target();
-        self.emit(tgid, HostItem::Executed(target));
+        self.emit(tgid, HostItem::Executed(Box::new(target)));
     }
 
     fn end(&mut self, tgid: Tgid) {

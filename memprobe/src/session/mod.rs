@@ -35,12 +35,13 @@ pub(crate) struct HostEvent {
     pub(crate) item: HostItem,
 }
 
+/// What rarely comes is boxed: each event of a process moves through several queues in one of these.
 #[derive(Debug)]
 pub(crate) enum HostItem {
     Found {
         /// Parent process, if it is watched too.
         parent: Option<Tgid>,
-        target: Target,
+        target: Box<Target>,
     },
     /// Not ready to be probed; says what is missing.
     Waiting(String),
@@ -48,14 +49,14 @@ pub(crate) enum HostItem {
     Placing(usize),
     /// Probes are in place, or more of them than before.
     Attached {
-        target: Target,
+        target: Box<Target>,
         probes: Vec<ProbeStatus>,
         /// Sentences on what is not seen, for lack of a probe or of a kernel feature.
         missing: Vec<String>,
     },
     Event(Event),
     /// More is known of the GPUs behind its ordinals.
-    Identified(Target),
+    Identified(Box<Target>),
     /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
     SnapshotPoint(SnapshotPoint),
     /// Something that whoever looks at it should know.
@@ -67,7 +68,7 @@ pub(crate) enum HostItem {
     /// Impossible to probe. Its events may still arrive, without lines.
     Refused(AttachError),
     /// Runs another program from now on; its memory is freed. Earlier events and probes were the old program's.
-    Executed(Target),
+    Executed(Box<Target>),
     /// Ended; its memory is freed.
     Ended,
 }

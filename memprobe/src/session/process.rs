@@ -418,7 +418,7 @@ impl Process {
         let mut missing = self.attaching.missing();
         missing.extend(loader.modules.missing().map(str::to_owned));
         HostItem::Attached {
-            target: self.target(),
+            target: Box::new(self.target()),
             probes,
             missing,
         }
@@ -658,9 +658,15 @@ impl Process {
 
     fn pop_event(&mut self) -> Option<Event> {
         loop {
-            let event = match &mut self.before {
-                Some(before) => before.pop()?,
-                None => return self.admitted(),
+            let Some(before) = &mut self.before else {
+                return self.admitted();
+            };
+            let Some(event) = before.pop() else {
+                if before.is_over() && self.found.is_none() {
+                    self.before = None;
+                    continue;
+                }
+                return None;
             };
             if !self.was_paused || self.found.is_some() {
                 return Some(event);

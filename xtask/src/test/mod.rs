@@ -5,6 +5,7 @@ mod background;
 pub mod environments;
 mod features;
 mod lints;
+mod longest;
 mod object;
 mod outcome;
 pub mod programs;
@@ -13,7 +14,7 @@ mod steps;
 mod verdict;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -242,7 +243,10 @@ impl Run<'_> {
             variables.extend(made.map(|(name, value)| (name, value.into())));
             self.steps.take("tracefs", mount_tracefs)?;
         }
+        let times = longest::begin(self.repository)?;
+        variables.push((longest::TEST_TIMES.to_owned(), times.clone().into()));
         self.run_tests(programs.clone(), &variables)?;
+        longest::print(&times);
         if let Some(object) = fresh.filter(|_| needs_pytorch) {
             self.run_suite_on(&object, programs, variables)?;
         }

@@ -138,7 +138,7 @@ impl Recorder {
     pub(super) fn take(&mut self, event: HostEvent, progress: &mut Progress) -> Result<()> {
         let HostEvent { tgid, item } = event;
         match item {
-            HostItem::Found { parent, target } => self.found(tgid, parent, target),
+            HostItem::Found { parent, target } => self.found(tgid, parent, *target),
             HostItem::Event(event) => return self.event(tgid, event, progress),
             HostItem::Attached {
                 target,
@@ -147,7 +147,7 @@ impl Recorder {
             } => {
                 self.has_attached = true;
                 if let Some(recorded) = self.processes.get_mut(&tgid) {
-                    recorded.header.target = target;
+                    recorded.header.target = *target;
                     recorded.header.probes = probes;
                     if let Output::File(trace) = &mut recorded.output {
                         trace.describe(&recorded.header)?;
@@ -182,7 +182,7 @@ impl Recorder {
                 self.notice(tgid, refusal);
             }
             HostItem::Waiting(_) | HostItem::Placing(_) | HostItem::SnapshotPoint(_) => {}
-            HostItem::Executed(target) => self.executed(tgid, target)?,
+            HostItem::Executed(target) => self.executed(tgid, *target)?,
             HostItem::Ended => self.end(tgid, EndReason::TargetExited)?,
         }
         Ok(())

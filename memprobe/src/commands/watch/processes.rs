@@ -113,22 +113,22 @@ impl WatchedProcesses {
         let tgid = event.tgid;
         match event.item {
             HostItem::Found { target, .. } => {
-                let flight = FlightRecorder::new(target, crate::session::now());
+                let flight = FlightRecorder::new(*target, crate::session::now());
                 self.replace(tgid, flight);
             }
             HostItem::Executed(target) => {
-                let flight = FlightRecorder::new(target, crate::session::now());
+                let flight = FlightRecorder::new(*target, crate::session::now());
                 self.replace(tgid, flight);
             }
             HostItem::Attached { target, probes, .. } => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
-                    process.flight.target = target;
+                    process.flight.target = *target;
                     process.flight.probes = probes;
                 }
             }
             HostItem::Identified(target) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
-                    process.flight.target = target;
+                    process.flight.target = *target;
                 }
             }
             HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => {

@@ -418,6 +418,9 @@ fn a_silent_host_makes_no_row_anew_and_its_trends_go_on() {
 }
 
 proptest! {
+    // Each step makes the table of a host and of each process.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     /// Processes allocate, free, end and return in random order.
     #[test]
     fn rows_add_up_to_the_ledgers(steps in proptest::collection::vec((0..4_u32, 0..3_u8, 1..1000_u64, 0..10_u8), 1..200)) {

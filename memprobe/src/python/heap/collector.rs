@@ -124,6 +124,29 @@ pub fn is_collecting(
     Ok(memory.read_u32(collector.wrapping_add(layout.collecting.into()))? != 0)
 }
 
+/// Returns the offset of the youngest generation in the collector of an interpreter: that of the layout, or four bytes
+/// less, where `PyGC_Head` is aligned to 4 bytes (`Include/internal/pycore_gc.h`@v3.13.5). The lists prove it: from each
+/// head, the first node leads back. `None` if neither is proved, as can be during a collection.
+pub fn generations_offset(
+    memory: &impl ReadMemory,
+    layout: &CollectorLayout,
+    interpreter: u64,
+) -> Option<u16> {
+    let collector = interpreter.wrapping_add(layout.start.into());
+    let leads_back = |head: u64| {
+        let link = |at| Ok::<_, Unreadable>(memory.read_u64(at)? & !CollectorLayout::MARKS);
+        let back = link(head).and_then(|first| link(first.wrapping_add(8)));
+        back == Ok(head)
+    };
+    let is_proved = |offset: &u16| {
+        let first = collector.wrapping_add((*offset).into());
+        (0..CollectorLayout::GENERATIONS)
+            .all(|number| leads_back(first.wrapping_add(number * CollectorLayout::GENERATION_SIZE)))
+    };
+    let packed = layout.generations.saturating_sub(4);
+    [layout.generations, packed].into_iter().find(is_proved)
+}
+
 /// Appends the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
 /// found before an error are valid, because consistent links led to each of them.
 pub fn walk(

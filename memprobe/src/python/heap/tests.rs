@@ -45,6 +45,27 @@ fn every_object_of_every_generation_is_listed() {
 }
 
 #[test]
+fn generations_that_begin_four_bytes_earlier_are_found_by_their_lists() {
+    for layout in &LAYOUTS {
+        let mut packed = Box::new(layout.clone());
+        packed.heap.collector.generations -= 4;
+        let packed: &PythonLayout = Box::leak(packed);
+        for of_process in [layout, packed] {
+            let mut heap = FakeHeap::new(of_process);
+            for _ in 0..11 {
+                heap.list(&[]);
+            }
+            let (memory, interpreter) = heap.finish();
+            let found = collector::generations_offset(&memory, &layout.heap.collector, interpreter);
+            assert_eq!(found, Some(of_process.heap.collector.generations));
+            let elsewhere =
+                collector::generations_offset(&memory, &layout.heap.collector, interpreter + 8);
+            assert_eq!(elsewhere, None, "there are no lists");
+        }
+    }
+}
+
+#[test]
 fn lists_that_are_taken_apart_are_not_followed() {
     let layout = &LAYOUTS[0];
     let mut heap = FakeHeap::new(layout);

@@ -89,7 +89,7 @@ impl HostSession {
         if process.devices.identify(tgid, sample) {
             process.read_torch();
             let target = process.target();
-            self.emit(tgid, HostItem::Identified(target));
+            self.emit(tgid, HostItem::Identified(Box::new(target)));
         }
         let process = self.processes.get(&tgid.0);
         process.is_none_or(|process| !process.devices.is_waiting())

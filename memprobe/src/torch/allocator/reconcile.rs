@@ -103,6 +103,14 @@ impl Reconciler {
         self.settled
     }
 
+    /// True if everything was emitted, and later events prove nothing: none of them need come here any more.
+    pub fn is_over(&self) -> bool {
+        self.settled
+            && self.unproven.is_empty()
+            && self.baselines.is_empty()
+            && self.events.is_empty()
+    }
+
     /// True if events are missing. A correct sum then proves nothing: one block may stand for another.
     pub fn has_lost(&self) -> bool {
         self.has_lost
@@ -462,6 +470,23 @@ mod tests {
         let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
         assert_eq!(scene.reconciler.settle(&tables), Ok(()));
         assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 4));
+    }
+
+    #[test]
+    fn it_is_over_when_each_device_had_an_event_and_all_was_emitted() {
+        let mut scene = Scene::with(512);
+        let tables = scene.tables(&[(0x7000, 512)]);
+        scene.reconciler.settle(&tables).expect("the sums agree");
+        assert!(!scene.reconciler.is_over(), "the baseline was not emitted");
+        scene.emitted();
+        assert!(
+            !scene.reconciler.is_over(),
+            "the first event may be a late free"
+        );
+        scene.event(Action::Alloc, 0x9000, 1024);
+        assert!(!scene.reconciler.is_over(), "the event was not emitted");
+        scene.emitted();
+        assert!(scene.reconciler.is_over());
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod metadata;
 pub mod side_events;
 mod stacks;
 mod timeline;
+mod times;
 mod writer;
 
 pub use copy::{PickleCopyError, copy_pickle};

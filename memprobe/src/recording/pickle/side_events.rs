@@ -1,4 +1,4 @@
-//! What PyTorch's format has no place for, under keys of memprobe's own: the header, marks, labels of blocks, threads.
+//! Header, marks, labels of blocks and threads, under keys of memprobe's own: PyTorch's format has no place for them.
 //!
 //! Each mark or set of labels has its position in the trace of a device, so that it stands between the same events
 //! again. Blocks have the fields of the other recordings.

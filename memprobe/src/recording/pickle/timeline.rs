@@ -5,17 +5,17 @@
 //! it never allocates. PyTorch keeps the stacks of the latter.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::history::{AllocatedBlock, EntryKind, MemoryPickle, TraceEntry};
 use super::side_events::SideEvent;
 use super::stacks::PickledStacks;
+use super::times::{Times, at};
 use super::{History, HistoryFacts, NO_PROCESS};
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PhaseMark, PurposeId,
-    StackId, Target, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid,
+    Tid, TimeNs, Totals,
 };
 use crate::recording::Header;
 
@@ -120,73 +120,6 @@ fn devices(snapshot: &MemoryPickle, traces: Vec<Vec<TraceEntry>>) -> BTreeMap<u8
     devices
 }
 
-/// Times of a snapshot on the clock of the events.
-struct Times {
-    /// Begin of the recording; 0 for the first event of PyTorch's history.
-    start: TimeNs,
-    /// The same moment in microseconds since 1970.
-    start_us: Option<u64>,
-}
-
-impl Times {
-    fn of(snapshot: &MemoryPickle, header: Option<&Header>) -> Self {
-        let entries = snapshot.traces.iter().flatten();
-        let first_us = entries.filter_map(|entry| entry.time_us).min();
-        match (first_us, header) {
-            (Some(_), Some(header)) => Self {
-                start: header.start,
-                start_us: Some(header.wall_start_ms.unwrap_or(0).saturating_mul(1000)),
-            },
-            _ => Self {
-                start: TimeNs(0),
-                start_us: first_us,
-            },
-        }
-    }
-
-    /// Header of a history that PyTorch recorded.
-    fn header(&self) -> Header {
-        Header {
-            wall_start_ms: self.start_us.map(|start| start / 1000),
-            target: Target {
-                command: "PyTorch's own memory history".to_owned(),
-                ..Target::default()
-            },
-            ..Header::default()
-        }
-    }
-
-    /// Returns the time of an event: a microsecond after the previous one if none was recorded.
-    fn of_step(&self, step: &Step, previous: TimeNs) -> TimeNs {
-        match (step.time_us, self.start_us) {
-            (Some(time), Some(_)) => self.since_start(time).unwrap_or(previous).max(previous),
-            _ => TimeNs(previous.0.saturating_add(1000)),
-        }
-    }
-
-    fn since_start(&self, time_us: u64) -> Option<TimeNs> {
-        let since = time_us.saturating_sub(self.start_us?);
-        let since = since.saturating_mul(1000);
-        Some(TimeNs(self.start.0.saturating_add(since)))
-    }
-}
-
-/// Gives a mark or labels their time.
-fn at(event: Event, time: TimeNs) -> Event {
-    match event {
-        Event::PhaseMark(mark) => Event::PhaseMark(PhaseMark { time, ..mark }),
-        Event::BlockLabels(mut labels) => {
-            Arc::make_mut(&mut labels).time = time;
-            Event::BlockLabels(labels)
-        }
-        Event::BaselineLabels(mut labels) => {
-            Arc::make_mut(&mut labels).time = time;
-            Event::BaselineLabels(labels)
-        }
-        other => other,
-    }
-}
-
 /// Writes the events of one device.
 struct Timeline<'b> {
     device: DeviceIndex,
@@ -256,12 +189,12 @@ impl Timeline<'_> {
         self.events.reserve_exact(more);
         let first = found.steps.first();
         let first = first.filter(|_| self.is_own);
-        let attach = first.map_or(self.start, |step| times.of_step(step, self.start));
+        let attach = first.map_or(self.start, |step| times.of_step(step.time_us, self.start));
         self.push_beginning(&found, attach);
         let mut time = self.start;
         let mut sides = found.sides.iter().peekable();
         for (index, step) in found.steps.iter().enumerate() {
-            let next = times.of_step(step, time);
+            let next = times.of_step(step.time_us, time);
             while let Some((_, side)) = sides.next_if(|(at, _)| *at <= index) {
                 self.push_side_event(*side, times, (time, next));
             }

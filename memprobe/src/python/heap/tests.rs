@@ -47,7 +47,7 @@ fn every_object_of_every_generation_is_listed() {
 #[test]
 fn generations_that_begin_four_bytes_earlier_are_found_by_their_lists() {
     for layout in &LAYOUTS {
-        let mut packed = Box::new(layout.clone());
+        let mut packed = Box::new(*layout);
         packed.heap.collector.generations -= 4;
         let packed: &PythonLayout = Box::leak(packed);
         for of_process in [layout, packed] {

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::history::PickledDefinitions;
 use super::machine::{DictId, Document, ListId, References, SequenceKind, Value};
-use super::side_events::SideEvents;
+use super::side_events::PickledSideEvents;
 use super::writer::{PickleItems, PickleMemo, PickleWriter};
 use super::{history, machine};
 use crate::recording::RecordingError;
@@ -37,7 +37,7 @@ pub fn copy_pickle(input: impl BufRead, out: &mut impl Write) -> Result<(), Pick
         history::MemoryPickle::of(
             &document,
             &mut PickledDefinitions::of(&document),
-            SideEvents::default(),
+            PickledSideEvents::default(),
         )
         .ok_or(super::PickleError::Foreign)?;
         Ok::<_, super::PickleError>(document)

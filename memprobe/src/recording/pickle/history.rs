@@ -5,7 +5,7 @@
 
 use super::machine::{DictId, Document, ListId, Value};
 use super::metadata::MetadataReader;
-use super::side_events::{SideEvent, SideEvents};
+use super::side_events::{PickledSideEvent, PickledSideEvents};
 use super::stacks::PickledStacks;
 use crate::event::{DeviceIndex, PurposeId, StackId, Tid};
 
@@ -20,7 +20,7 @@ pub(super) struct MemoryPickle {
     pub unknown_entries: u64,
     pub host_entries: u64,
     /// Marks and labels; [`EntryKind::Side`] has their indices.
-    pub side_events: Vec<SideEvent>,
+    pub side_events: Vec<PickledSideEvent>,
     pub refused_side_events: u64,
     /// True if memprobe wrote it: its trace then has every allocation that was seen.
     pub is_own: bool,
@@ -102,7 +102,7 @@ impl MemoryPickle {
     pub fn of(
         document: &Document,
         definitions: &mut PickledDefinitions,
-        side_events: SideEvents,
+        side_events: PickledSideEvents,
     ) -> Option<Self> {
         let Value::Dict(root) = document.root else {
             // `torch.cuda.memory_snapshot()` is the list of segments alone.

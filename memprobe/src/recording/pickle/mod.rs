@@ -106,7 +106,7 @@ pub(super) fn read(input: impl BufRead) -> Result<History, PickleError> {
     let process = header.as_ref().and_then(|header| header.target.tgid);
     let process = process.unwrap_or(NO_PROCESS);
     let mut definitions = history::PickledDefinitions::of(&document);
-    let side_events = side_events::SideEvents::of(&document, process, &mut definitions);
+    let side_events = side_events::PickledSideEvents::of(&document, process, &mut definitions);
     let snapshot = history::MemoryPickle::of(&document, &mut definitions, side_events);
     let threads = side_events::threads(&document);
     let settings = allocator_settings(&document);

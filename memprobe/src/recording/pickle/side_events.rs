@@ -110,7 +110,7 @@ impl ScopeRecord {
 
 /// A mark or labels, and their place.
 #[derive(Debug)]
-pub(super) struct SideEvent {
+pub(super) struct PickledSideEvent {
     pub device: DeviceIndex,
     pub position: u64,
     pub time_us: u64,
@@ -120,14 +120,14 @@ pub(super) struct SideEvent {
 
 /// Marks and labels of a snapshot that memprobe wrote, by device and position; of others there are none.
 #[derive(Debug, Default)]
-pub(super) struct SideEvents {
-    pub events: Vec<SideEvent>,
+pub(super) struct PickledSideEvents {
+    pub events: Vec<PickledSideEvent>,
     /// Records that are not as memprobe writes them.
     pub refused: u64,
     labels: usize,
 }
 
-impl SideEvents {
+impl PickledSideEvents {
     /// Reads the marks and labels of a process.
     pub fn of(document: &Document, tgid: Tgid, definitions: &mut PickledDefinitions) -> Self {
         let mut found = Self::default();
@@ -151,7 +151,7 @@ impl SideEvents {
         document: &Document,
         (tgid, dict): (Tgid, DictId),
         definitions: &mut PickledDefinitions,
-    ) -> Option<SideEvent> {
+    ) -> Option<PickledSideEvent> {
         let place: SideEventRecord = decoded(document, Value::Dict(dict))?;
         let event = match (place.mark, place.scope) {
             (Some(mark), None) => {
@@ -165,7 +165,7 @@ impl SideEvents {
             (None, Some(scope)) => self.labels(document, (tgid, dict), scope.scope())?,
             _ => return None,
         };
-        Some(SideEvent {
+        Some(PickledSideEvent {
             device: DeviceIndex(place.device),
             position: place.position,
             time_us: place.time_us,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use super::history::{AllocatedBlock, EntryKind, MemoryPickle, TraceEntry};
-use super::side_events::SideEvent;
+use super::side_events::PickledSideEvent;
 use super::stacks::PickledStacks;
 use super::times::{Times, at};
 use super::{History, HistoryFacts, NO_PROCESS};
@@ -131,7 +131,7 @@ struct Timeline<'b> {
     facts: &'b mut HistoryFacts,
     events: &'b mut Vec<Event>,
     /// Marks and labels that have no place yet.
-    side_events: &'b mut [Option<SideEvent>],
+    side_events: &'b mut [Option<PickledSideEvent>],
     /// Earliest time of a mark or labels.
     first_label: TimeNs,
     /// True if every allocation that was seen is in the trace: other blocks are from before it.
@@ -209,7 +209,7 @@ impl Timeline<'_> {
     /// Adds a mark or labels between the times of the events beside it.
     fn push_side_event(&mut self, index: u32, times: &Times, (earliest, latest): (TimeNs, TimeNs)) {
         let found = self.side_events.get_mut(index as usize);
-        let Some(SideEvent { event, time_us, .. }) = found.and_then(Option::take) else {
+        let Some(PickledSideEvent { event, time_us, .. }) = found.and_then(Option::take) else {
             return;
         };
         let own = times.since_start(time_us).unwrap_or(earliest);

@@ -99,6 +99,8 @@ enum ReadingState {
 struct ObjectsRead {
     labels: BlockLabels,
     consistency: Consistency,
+    /// Reason for which some of the objects are missing.
+    missing: Option<Arc<str>>,
     /// The end of the reading.
     end: TimeNs,
     took: Duration,
@@ -254,6 +256,7 @@ impl BaselineLabeler {
         read: ObjectsRead,
         add_calls: impl FnOnce(&mut CallPaths),
     ) -> BaselineOutcome {
+        let how = in_words(&read);
         let mut labels = read.labels;
         labels.blocks.retain(|block| {
             let known = self.blocks.get(&(block.device, block.addr));
@@ -276,10 +279,9 @@ impl BaselineLabeler {
         self.next = Some(Instant::now() + wait);
         let said = (is_enough && self.live > 0).then(|| {
             format!(
-                "{} from before attach: {} explained; {}",
+                "{} from before attach: {} explained; {how}",
                 human(Bytes(self.live)),
                 percent(explained.into(), self.live.into()),
-                in_words(read.consistency)
             )
         });
         if is_enough {
@@ -309,10 +311,14 @@ impl BaselineLabeler {
     }
 }
 
-fn in_words(how: Consistency) -> String {
-    match how {
+fn in_words(read: &ObjectsRead) -> String {
+    let how = match read.consistency {
         Consistency::Running => "its objects were read while it ran".to_owned(),
-        Consistency::Paused { .. } => consistency(how),
+        how @ Consistency::Paused { .. } => consistency(how),
+    };
+    match &read.missing {
+        Some(reason) => format!("{how}, but not all: {reason}"),
+        None => how,
     }
 }
 
@@ -322,11 +328,14 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
     let begun = Instant::now();
     let once = || {
         let snapshot = taken(tgid, mode, Allocators::Cuda, &ReadProgress::default())?;
-        Ok::<_, anyhow::Error>((named(&snapshot, tgid), snapshot.consistency))
+        let labels = named(&snapshot, tgid);
+        Ok::<_, anyhow::Error>((labels, snapshot.consistency, snapshot.missing_objects))
     };
-    let (mut labels, consistency) = once()?;
+    let (mut labels, consistency, mut missing) = once()?;
     if mode == CaptureMode::Running {
-        labels = agreed(&labels, once()?.0);
+        let (again, _, missing_again) = once()?;
+        labels = agreed(&labels, again);
+        missing = missing.or(missing_again);
     }
     let took = begun.elapsed();
     log::debug!("objects of process {} read in {took:?}", tgid.0);
@@ -337,6 +346,7 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
         },
         labels,
         consistency,
+        missing,
         took,
     })
 }
@@ -464,6 +474,7 @@ mod tests {
                 tags: Vec::new(),
             },
             consistency: Consistency::Running,
+            missing: None,
             end: TimeNs(20),
             took: Duration::from_millis(1),
         }));
@@ -492,6 +503,28 @@ mod tests {
         labeler.apply(&event(Action::Free, 0x1000, 12));
         labeler.apply(&event(Action::Alloc, 0x1000, 13));
         assert_eq!(labeled(labeler.place(true, |_| ())), [0x2000]);
+    }
+
+    #[test]
+    fn a_reading_that_lacks_objects_says_so() {
+        let read = |missing: Option<&str>| ObjectsRead {
+            labels: BlockLabels {
+                time: TimeNs(10),
+                tgid: Tgid(7),
+                blocks: Vec::new(),
+                optimizers: Vec::new(),
+                tags: Vec::new(),
+            },
+            consistency: Consistency::Running,
+            missing: missing.map(Into::into),
+            end: TimeNs(20),
+            took: Duration::from_millis(1),
+        };
+        assert_eq!(in_words(&read(None)), "its objects were read while it ran");
+        assert_eq!(
+            in_words(&read(Some("Python's garbage collector is at work"))),
+            "its objects were read while it ran, but not all: Python's garbage collector is at work"
+        );
     }
 
     #[test]

@@ -41,10 +41,19 @@ pub struct TensorSnapshot {
     /// The most tensors that memprobe reads, if the process has more. The others are missing here, and their blocks
     /// seem to have no tensor.
     pub limit: Option<u64>,
+    /// Reason for which some of Python's objects are missing, as text for people: then tensors may be missing too.
+    pub missing_objects: Option<Arc<str>>,
     /// The KV caches that a server's scheduler divides among requests.
     pub kv: KvCaches,
     /// Allocations that the program itself has tagged; empty if read from a file.
     pub tags: Vec<TaggedAllocation>,
+}
+
+impl TensorSnapshot {
+    /// True if every tensor was read: then a block without one has none.
+    pub fn has_all_tensors(&self) -> bool {
+        self.limit.is_none() && self.missing_objects.is_none()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

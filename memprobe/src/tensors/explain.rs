@@ -247,9 +247,9 @@ impl Builder<'_> {
             let (own, others) = rest.split_at(rest.partition_point(|(at, _)| *at <= place));
             rest = others;
             if own.is_empty() {
-                let (kind, bytes) = match self.snapshot.limit {
-                    None => (RowKind::Block, &mut self.account.blocks),
-                    Some(_) => (RowKind::BlockBeyondLimit, &mut self.account.beyond_limit),
+                let (kind, bytes) = match self.snapshot.has_all_tensors() {
+                    true => (RowKind::Block, &mut self.account.blocks),
+                    false => (RowKind::BlockUnread, &mut self.account.unread),
                 };
                 *bytes = add(*bytes, block.size);
                 let row = block_row(block, self.device);

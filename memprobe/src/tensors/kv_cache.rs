@@ -272,7 +272,7 @@ const fn usage_of(kind: RowKind) -> ServerMemory {
         }
         RowKind::Tensor(TensorKind::Saved) => ServerMemory::Activations,
         RowKind::Tensor(TensorKind::Tensor) => ServerMemory::OtherTensors,
-        RowKind::Storage | RowKind::Block | RowKind::BlockBeyondLimit => ServerMemory::NoTensor,
+        RowKind::Storage | RowKind::Block | RowKind::BlockUnread => ServerMemory::NoTensor,
     }
 }
 

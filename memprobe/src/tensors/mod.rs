@@ -78,8 +78,8 @@ pub struct Account {
     pub uncovered: Bytes,
     /// Bytes of blocks without storages.
     pub blocks: Bytes,
-    /// The same, if tensors beyond a limit were not read: their blocks are among these.
-    pub beyond_limit: Bytes,
+    /// The same, if not every tensor was read: blocks of the others are among these.
+    pub unread: Bytes,
     /// Allocator total minus all of these; `None` without a total.
     pub remainder: Option<i64>,
     pub reason: Option<Reason>,
@@ -98,7 +98,7 @@ impl Account {
             self.rounding,
             self.uncovered,
             self.blocks,
-            self.beyond_limit,
+            self.unread,
         ];
         Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
     }
@@ -131,8 +131,8 @@ pub enum RowKind {
     Storage,
     #[default]
     Block,
-    /// Block without a known tensor, in a process with more tensors than memprobe reads.
-    BlockBeyondLimit,
+    /// Block without a known tensor, where not every tensor was read.
+    BlockUnread,
 }
 
 impl RowKind {
@@ -140,7 +140,7 @@ impl RowKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tensor(kind) => kind.as_str(),
-            Self::Storage | Self::Block | Self::BlockBeyondLimit => "block",
+            Self::Storage | Self::Block | Self::BlockUnread => "block",
         }
     }
 }

@@ -7,7 +7,8 @@ use super::{Row, RowKind, explain};
 use crate::event::tensors::{Retainer, Tensor, TensorDevice, TensorKind, TensorSnapshot};
 use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid};
 
-/// Names every live block and every host storage after its tensor with most bytes.
+/// Names every live block and every host storage after its tensor with most bytes. Where not every tensor was read, the
+/// blocks without one are left out: they may have one.
 ///
 /// PyTorch's CPU allocator keeps no list of blocks, but allocates one block for each storage, of
 /// the same size (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Storages of other allocators,
@@ -33,6 +34,12 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
         let row = best.remove(&(block.device, block.addr));
         (block.device, block.addr, block.size, row)
     });
+    let is_known = |row: Option<&Row>| match row.map(|row| row.kind) {
+        Some(RowKind::BlockUnread) => false,
+        Some(_) => true,
+        None => snapshot.has_all_tensors(),
+    };
+    let blocks = blocks.filter(|(.., row)| is_known(*row));
     let mut blocks: Vec<_> = blocks.collect();
     for ((device, addr), row) in best {
         if device == DeviceIndex::CPU
@@ -54,7 +61,7 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
             is_saved_variable: variables.has(row, tensor),
             kind: match row.kind {
                 RowKind::Tensor(kind) => Some(kind),
-                RowKind::Storage | RowKind::Block | RowKind::BlockBeyondLimit => None,
+                RowKind::Storage | RowKind::Block | RowKind::BlockUnread => None,
             },
             name: row.names.first().cloned(),
             module: row.module.clone(),
@@ -163,6 +170,19 @@ mod tests {
             .find(|block| block.kind == Some(TensorKind::Parameter))
             .expect("the sample has parameters");
         assert!(parameter.name.is_some());
+    }
+
+    #[test]
+    fn a_block_without_a_tensor_has_no_label_where_tensors_may_be_missing() {
+        let mut snapshot = training();
+        let all = named(&snapshot, Tgid(7)).blocks;
+        snapshot.missing_objects = Some("Python's garbage collector is at work".into());
+        let some = named(&snapshot, Tgid(7)).blocks;
+        let is_labeled = |block: &LabeledBlock| some.iter().any(|other| other == block);
+        let (labeled, left_out): (Vec<_>, Vec<_>) = all.into_iter().partition(is_labeled);
+        assert_eq!(labeled.len(), some.len());
+        assert!(!left_out.is_empty() && left_out.iter().all(|block| block.kind.is_none()));
+        assert!(some.iter().any(|block| block.kind.is_some()));
     }
 
     #[test]

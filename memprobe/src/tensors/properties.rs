@@ -137,7 +137,7 @@ proptest! {
             let account = &table.account;
             let parts = [
                 account.tensors, account.bare, account.rounding, account.uncovered, account.blocks,
-                account.beyond_limit,
+                account.unread,
             ];
             prop_assert_eq!(held, parts.iter().map(|part| i128::from(part.0)).sum::<i128>());
             if let Some(totals) = account.totals {

@@ -41,7 +41,7 @@ pub const fn tensor_kind(kind: RowKind) -> &'static str {
         RowKind::Tensor(TensorKind::OptimizerState) => "optimizer",
         RowKind::Tensor(kind) => kind.as_str(),
         RowKind::Storage => "storage",
-        RowKind::Block | RowKind::BlockBeyondLimit => "block",
+        RowKind::Block | RowKind::BlockUnread => "block",
     }
 }
 
@@ -58,7 +58,7 @@ pub fn tensor_name(row: &Row) -> String {
     }
     match (row.kind, &row.saved_by, &row.grad_fn, &row.class) {
         (RowKind::Block, ..) => "(no tensor)".to_owned(),
-        (RowKind::BlockBeyondLimit, ..) => "(tensor beyond the limit, or none)".to_owned(),
+        (RowKind::BlockUnread, ..) => "(tensor not read, or none)".to_owned(),
         (RowKind::Storage, ..) => "(storage without a tensor)".to_owned(),
         (_, Some(operation), ..) => format!("(saved by {})", clean(operation)),
         (_, None, Some(operation), _) => format!("(result of {})", clean(operation)),
@@ -175,7 +175,7 @@ impl<'a> TensorGroup<'a> {
 
     pub fn grad(self) -> &'static str {
         match self.first().kind {
-            RowKind::Storage | RowKind::Block | RowKind::BlockBeyondLimit => "-",
+            RowKind::Storage | RowKind::Block | RowKind::BlockUnread => "-",
             _ if !self.agrees(|row| row.requires_grad) => "some",
             _ if self.first().requires_grad => "yes",
             _ => "no",
@@ -188,7 +188,7 @@ impl<'a> TensorGroup<'a> {
         self.agrees(|row| &row.site)
             .then(|| match (&row.site, row.kind) {
                 (Some(frame), _) => self.names.frame(frame),
-                (None, RowKind::Block | RowKind::BlockBeyondLimit) => BEFORE_ATTACH.to_owned(),
+                (None, RowKind::Block | RowKind::BlockUnread) => BEFORE_ATTACH.to_owned(),
                 (None, _) => String::new(),
             })
     }

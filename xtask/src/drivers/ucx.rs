@@ -82,7 +82,8 @@ impl Ucx {
                 result.complaint = Some(failure);
             }
         }
-        result.rewritten = Some(installed(&caller.printed())).filter(|_| result.hook.is_some());
+        let rewritten = installed(&caller.printed());
+        result.rewritten = result.hook.is_some().then_some(rewritten);
         if let Some(recording) = recording {
             let recorded = match result.complaint {
                 None => recording.interrupt()?,

@@ -96,7 +96,7 @@ impl Row {
             result,
             or_nothing(self.programs.clone()),
             or_nothing(self.followed.map(|followed| followed.to_string())),
-            or_nothing(Some(compared).filter(|_| self.events > 0)),
+            or_nothing((self.events > 0).then_some(compared)),
             self.tests.len().to_string(),
             format!(
                 "{}, {}{}",

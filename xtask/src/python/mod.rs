@@ -17,6 +17,10 @@ use crate::test::Extent;
 /// Minor versions that memprobe supports.
 pub const MINORS: std::ops::RangeInclusive<u8> = 9..=15;
 
+/// Minor versions of which a run of everything tests the distribution's build too: the collector of 3.13.5 is not laid
+/// out as that of 3.13.0.
+const ALSO_OF_DISTRIBUTION: [u8; 1] = [13];
+
 /// Environment variable with the tests' interpreters, in the format of `PATH`.
 pub const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
 
@@ -38,6 +42,12 @@ pub fn for_tests(extent: Extent) -> OsString {
                 found.push(info.executable);
             }
             Err(missing) => println!("no Python {version}: {missing:#}"),
+        }
+        if extent == Extent::Everything
+            && ALSO_OF_DISTRIBUTION.contains(&minor)
+            && let Err(error) = unpack(version)
+        {
+            println!("no Python {version} of a distribution: {error:#}");
         }
         if let Some(python) = present(version).filter(|python| !found.contains(python)) {
             println!("Python {version:<8} {}", python.display());

@@ -60,6 +60,8 @@ pub(super) struct SnapshotRecord<'a> {
     unread: Bounded<Box<str>, MAX_OF_ONE>,
     #[serde(default)]
     tensor_limit: Option<u64>,
+    #[serde(default)]
+    missing_objects: Option<Box<str>>,
     #[serde(borrow, default)]
     kv_cache: Option<KvCachesRecord<'a>>,
     totals: Bounded<TotalsRecord<'a>, 256>,
@@ -229,6 +231,7 @@ impl SnapshotRecord<'_> {
             tags: Vec::new(),
             unread: self.unread.0.into_iter().map(Into::into).collect(),
             limit: self.tensor_limit,
+            missing_objects: self.missing_objects.map(Into::into),
             kv: self
                 .kv_cache
                 .map_or_else(|| Ok(Default::default()), KvCachesRecord::read)?,

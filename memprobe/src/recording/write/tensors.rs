@@ -69,6 +69,8 @@ struct Head<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tensor_limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    missing_objects: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kv_cache: Option<KvCachesRecord<'a>>,
     /// Rows of `kv_cache` with their bytes, for other programs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -118,6 +120,7 @@ impl<'a> Head<'a> {
             objects: snapshot.objects,
             unread: snapshot.unread.iter().map(|words| &**words).collect(),
             tensor_limit: snapshot.limit,
+            missing_objects: snapshot.missing_objects.as_deref(),
             kv_cache: KvCachesRecord::of(&snapshot.kv),
             kv_rows: kv_rows(table),
         }
@@ -136,9 +139,9 @@ struct DeviceRecord {
     rounding: u64,
     uncovered: u64,
     blocks_without_tensor: u64,
-    /// Blocks without a known tensor, if the process has more tensors than `tensor_limit`.
+    /// Blocks without a known tensor, if not every tensor was read: `tensor_limit`, `missing_objects`.
     #[serde(skip_serializing_if = "is_zero")]
-    blocks_beyond_limit: u64,
+    blocks_not_read: u64,
     remainder: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
@@ -159,7 +162,7 @@ impl From<&DeviceTable> for DeviceRecord {
             rounding: account.rounding.0,
             uncovered: account.uncovered.0,
             blocks_without_tensor: account.blocks.0,
-            blocks_beyond_limit: account.beyond_limit.0,
+            blocks_not_read: account.unread.0,
             remainder: account.remainder,
             reason: account.reason.map(|reason| reason.as_str()),
             outside_the_allocator: account.outside.0,

@@ -26,7 +26,7 @@ pub enum PartId {
     OtherTensors,
     /// Live blocks without a tensor.
     NoTensor,
-    /// Blocks of tensors beyond the limit of those read.
+    /// Blocks without a known tensor, where not every tensor was read.
     TensorsNotRead,
     /// Live blocks whose purpose nothing tells.
     Unknown,
@@ -69,7 +69,7 @@ impl PartId {
             Self::Workspaces => ("workspaces", 'W'),
             Self::OtherTensors => ("other tensors", 'T'),
             Self::NoTensor => ("blocks without a tensor", 'n'),
-            Self::TensorsNotRead => ("tensors beyond the limit", 'n'),
+            Self::TensorsNotRead => ("tensors not read, or none", 'n'),
             Self::Unknown => ("purpose unknown", '?'),
             Self::BeforeAttach => ("allocated before attach", 'b'),
             Self::Unexplained => ("unexplained", '?'),

@@ -101,7 +101,7 @@ const fn part(kind: RowKind) -> PartId {
         RowKind::Tensor(TensorKind::Saved) => PartId::Activations,
         RowKind::Tensor(TensorKind::Tensor) => PartId::OtherTensors,
         RowKind::Storage | RowKind::Block => PartId::NoTensor,
-        RowKind::BlockBeyondLimit => PartId::TensorsNotRead,
+        RowKind::BlockUnread => PartId::TensorsNotRead,
     }
 }
 

@@ -57,12 +57,18 @@ pub(super) fn sum(account: &Account, limit: Option<u64>) -> Vec<(String, String)
             lines.push((human(bytes), words.to_owned()));
         }
     }
-    if account.beyond_limit != Bytes(0) {
-        let words = format!(
-            "limit reached: blocks of the tensors beyond {}, which memprobe does not read, and blocks without a tensor",
-            count(limit.unwrap_or(0))
-        );
-        lines.push((human(account.beyond_limit), words));
+    if account.unread != Bytes(0) {
+        let words = match limit {
+            Some(limit) => format!(
+                "limit reached: blocks of the tensors beyond {}, which memprobe does not read, and blocks without a \
+                 tensor",
+                count(limit)
+            ),
+            None => {
+                "blocks of tensors that could not be read, and blocks without a tensor".to_owned()
+            }
+        };
+        lines.push((human(account.unread), words));
     }
     let remainder = account.remainder.unwrap_or(0);
     let words = match account.reason {

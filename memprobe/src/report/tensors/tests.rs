@@ -256,11 +256,7 @@ fn blocks_of_tensors_beyond_the_limit_have_a_row_that_names_it() {
     let mut snapshot = without(training(), TensorDevice::Cpu);
     snapshot.limit = Some(524_288);
     let text = table(&snapshot, &wide());
-    let limited: Vec<_> = text.lines().filter(|line| line.contains("limit")).collect();
-    assert!(
-        limited[0].contains("(tensor beyond the limit, or none)"),
-        "{text}"
-    );
+    assert!(text.contains("(tensor not read, or none)"), "{text}");
     assert!(
         text.contains("limit reached: blocks of the tensors beyond 524,288"),
         "{text}"
@@ -272,7 +268,24 @@ fn blocks_of_tensors_beyond_the_limit_have_a_row_that_names_it() {
     let written: Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(written["tensor_limit"], 524_288);
     assert_eq!(written["totals"][0]["blocks_without_tensor"], 0);
-    assert!(written["totals"][0]["blocks_beyond_limit"].as_u64() > Some(0));
+    assert!(written["totals"][0]["blocks_not_read"].as_u64() > Some(0));
     let read = crate::recording::read_tensors(json.as_slice()).unwrap();
     assert_eq!(read.limit, snapshot.limit);
+}
+
+#[test]
+fn where_objects_are_missing_no_block_is_said_to_have_no_tensor() {
+    let mut snapshot = without(training(), TensorDevice::Cpu);
+    snapshot.missing_objects = Some("there are more than 16777216 Python objects".into());
+    let text = table(&snapshot, &wide());
+    assert!(text.contains("(tensor not read, or none)"), "{text}");
+    assert!(
+        text.contains("blocks of tensors that could not be read, and blocks without a tensor"),
+        "{text}"
+    );
+    assert!(!text.contains("(no tensor)"), "{text}");
+    let mut json = Vec::new();
+    crate::recording::write::tensors::write_tensors(&snapshot, "0", &mut json).unwrap();
+    let read = crate::recording::read_tensors(json.as_slice()).unwrap();
+    assert_eq!(read.missing_objects, snapshot.missing_objects);
 }

@@ -106,6 +106,7 @@ pub fn take(
             CaptureMode::Running => SnapshotError::Torn,
         });
     }
+    let missing_objects = missing_objects(captured.moment.broken);
     let mut unread = unread(&captured);
     unread.extend(captured.result.unread.iter().cloned());
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -123,6 +124,7 @@ pub fn take(
         objects: captured.moment.objects.objects.len() as u64,
         unread,
         limit: captured.more.limit(),
+        missing_objects,
         ..captured.result
     };
     let blocks = &mut snapshot.blocks;
@@ -352,13 +354,19 @@ impl Found {
     }
 }
 
+/// Returns the reason for which the lists of objects are incomplete.
+fn missing_objects(broken: Option<Broken>) -> Option<std::sync::Arc<str>> {
+    let reason = broken.filter(|broken| *broken != Broken::Allocating);
+    reason.map(|broken| broken.to_string().into())
+}
+
 fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
-    words.extend(moment.broken.map(|broken| match broken {
-        Broken::Allocating => INTERRUPTED_ALLOCATOR.to_owned(),
-        broken => format!("not all objects: {broken}"),
-    }));
+    words.extend(
+        (moment.broken == Some(Broken::Allocating)).then(|| INTERRUPTED_ALLOCATOR.to_owned()),
+    );
+    words.extend(missing_objects(moment.broken).map(|reason| format!("not all objects: {reason}")));
     words.extend(counted(
         moment.objects.unknown,
         "Python objects are of no class that can be read",

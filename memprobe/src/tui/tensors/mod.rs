@@ -355,7 +355,7 @@ impl Content for TensorList {
         let add = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
         let more = [
             ("no tensor", add(account.blocks, account.bare)),
-            ("beyond the limit of tensors", account.beyond_limit),
+            ("tensors not read, or none", account.unread),
             ("rounding", add(account.rounding, account.uncovered)),
             ("not the allocator's", account.outside),
         ];

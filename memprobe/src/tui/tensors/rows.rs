@@ -194,7 +194,7 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
             format!("{} of another library or process", human(outside)),
         );
     }
-    if !matches!(row.kind, RowKind::Block | RowKind::BlockBeyondLimit)
+    if !matches!(row.kind, RowKind::Block | RowKind::BlockUnread)
         && let (Some(data), Some(bytes)) = (row.storage, row.storage_bytes)
     {
         let offset = match row.offset {

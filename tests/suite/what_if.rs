@@ -8,11 +8,13 @@ use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
 /// Settings that the program is run again with.
-const SETTINGS: [&str; 4] = [
+const SETTINGS: [&str; 6] = [
     "expandable_segments:True",
     "max_split_size_mb:32",
     "roundup_power2_divisions:4",
     "max_split_size_mb:40,max_non_split_rounding_mb:60",
+    "large_segment_size_mb:36,max_split_size_mb:64",
+    "large_segment_size_mb:48,expandable_segments:True",
 ];
 
 fn text(path: &Path) -> &str {
@@ -82,7 +84,14 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
     };
     let folder = tempfile::tempdir().expect("a folder");
     let mut inexact = Vec::new();
-    for case in ["fragments", "growing", "streams", "emptied", "training"] {
+    for case in [
+        "fragments",
+        "growing",
+        "streams",
+        "borrowed",
+        "emptied",
+        "training",
+    ] {
         let file = folder.path().join(format!("{case}.mprb"));
         let recorded = peak_reserved(&record(&environment, case, &file));
         for settings in SETTINGS {
@@ -105,7 +114,7 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
         }
     }
     // Segments that live only between two readings of the tables have no known stream. A busy machine has more of them.
-    let may_be = ["fragments", "streams"];
+    let may_be = ["fragments", "streams", "borrowed"];
     assert!(
         inexact.iter().all(|case| may_be.contains(case)),
         "{inexact:?}"
@@ -136,6 +145,15 @@ fn the_recorded_run_is_replayed_with_the_settings_of_its_environment() {
     let reproduced = rows.iter().find(|row| row["run"] == "reproduced");
     assert_eq!(reproduced.expect("a row")["settings"], own, "{device}");
     assert_eq!(row(&device, "reproduced"), recorded, "{device}");
+    // The replay of a pickle begins from the settings in it.
+    let pickle = folder.path().join("set.pickle");
+    environment
+        .run(&["export", text(&file), "-o", text(&pickle)])
+        .succeeded();
+    let device = replay(&environment, &pickle, "max_split_size_mb:64");
+    let rows = device["rows"].as_array().expect("rows");
+    let reproduced = rows.iter().find(|row| row["run"] == "reproduced");
+    assert_eq!(reproduced.expect("a row")["settings"], own, "{device}");
 }
 
 #[test]

@@ -54,6 +54,20 @@ def streams():
             live.pop(random.randrange(len(live)))
 
 
+def borrowed():
+    """Blocks that a second stream uses too: each free awaits it."""
+    other = torch.cuda.Stream()
+    live = []
+    for step in range(300):
+        used = block(random.randrange(1, 40 * MIB))
+        if step % 3 == 0:
+            used.record_stream(other)
+        live.append(used)
+        del used
+        if len(live) > 20:
+            live.pop(random.randrange(len(live)))
+
+
 def emptied():
     """Calls of empty_cache() between phases."""
     for _ in range(5):
@@ -97,7 +111,7 @@ def gaps():
 
 
 CASES = {
-    case.__name__: case for case in (fragments, growing, streams, emptied, training, gaps)
+    case.__name__: case for case in (fragments, growing, streams, borrowed, emptied, training, gaps)
 }
 
 

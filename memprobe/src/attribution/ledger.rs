@@ -191,6 +191,11 @@ impl AttributionLedger {
         (block.state != BlockState::BeforeAttach).then_some(block.rule)
     }
 
+    /// Path of a module in calls, as reports name it.
+    pub fn named_module(&self, path: &Arc<str>) -> Arc<str> {
+        self.root_variables.named(path)
+    }
+
     /// Gaps and limits of the data, for notes under tables.
     pub fn coverage(&self) -> Coverage {
         Coverage {

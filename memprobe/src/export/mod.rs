@@ -15,6 +15,7 @@ mod pprof;
 mod profile;
 mod replay;
 mod second_replay;
+mod side_events;
 mod speedscope;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::phase_spans::PhaseSpans;
+use super::side_events::SideEvents;
 use super::{ExportError, ExportMoment};
 use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::allocations::{AllocationHistory, EventNumber, module_of};
@@ -16,7 +17,7 @@ use crate::recording::{Header, Reader};
 use crate::view::counted;
 
 type Analyses = (
-    (SegmentLedger, SegmentStacks),
+    ((SegmentLedger, SegmentStacks), SideEvents),
     WithCategories<(AllocationHistory, PhaseSpans)>,
 );
 
@@ -49,6 +50,7 @@ pub(super) struct ExportReplay {
     pub ledger: Ledger,
     pub segments: SegmentLedger,
     pub segment_stacks: SegmentStacks,
+    pub side_events: SideEvents,
     pub categories: AttributionLedger,
     pub history: AllocationHistory,
     pub phases: PhaseSpans,
@@ -74,7 +76,7 @@ impl ExportReplay {
         }
         let AnalyzedLedger {
             mut ledger,
-            analyses: ((segments, segment_stacks), with_categories),
+            analyses: (((segments, segment_stacks), side_events), with_categories),
         } = replay;
         let WithCategories {
             categories,
@@ -90,6 +92,7 @@ impl ExportReplay {
             ledger,
             segments,
             segment_stacks,
+            side_events,
             categories,
             history,
             phases,

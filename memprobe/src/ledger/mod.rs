@@ -58,7 +58,7 @@ pub use timeline::MAX_POINTS;
 
 use crate::event::{
     Action, Address, AtAttach, BlockLabels, BlockPurpose, Bytes, CaptureChange, DeviceIndex, Event,
-    Losses, MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, TimeNs,
+    Losses, MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, Tid, TimeNs,
 };
 use agreement::Agreement;
 use baseline::BaselineGroups;
@@ -406,6 +406,11 @@ impl Ledger {
     /// A stack; one without frames for [`StackRef::UNKNOWN`].
     pub fn stack(&self, stack: StackRef) -> &Arc<Stack> {
         &self.store.definitions.stack(stack).stack
+    }
+
+    /// Names of threads.
+    pub fn threads(&self) -> impl Iterator<Item = (Tid, Arc<str>)> {
+        self.store.definitions.threads()
     }
 
     /// Stack that an id means now.

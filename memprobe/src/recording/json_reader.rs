@@ -14,7 +14,7 @@ use super::segments::PendingSegments;
 use super::{End, EndReason, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
     Action, BlockPurpose, Context, Event, Frame, Grad, Losses, MemoryEvent, Module, Node,
-    PhaseMark, PurposeIds, Stack, StackId, StackKind, Target, TimeNs,
+    PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
 };
 
 /// Start of every recording's second line.
@@ -95,14 +95,8 @@ impl<R: BufRead> JsonReader<R> {
     fn read_pickle(mut self) -> Result<Self, RecordingError> {
         let history = pickle::read(&mut self.input)?;
         self.header = Header {
-            start: history.start,
-            wall_start_ms: history.wall_start_ms,
-            target: Target {
-                command: "PyTorch's own memory history".to_owned(),
-                ..Target::default()
-            },
             history: Some(history.facts),
-            ..Header::default()
+            ..history.header
         };
         self.events = history.memory_events;
         self.end = Some(End {

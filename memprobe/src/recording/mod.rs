@@ -65,8 +65,10 @@ pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{DroppedBeginning, End, EndReason, Header};
 pub(crate) use names::{LabelScope, NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
-    CALLED_BACKWARD, FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems,
-    PickleMemo, PickleWriter, UNKNOWN_MODULE, WRITER_KEY as PICKLE_WRITER_KEY, copy_pickle,
+    CALLED_BACKWARD, FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, NO_TENSOR, PickleCopyError,
+    PickleItems, PickleMemo, PickleWriter, SETTINGS_TEXT_KEY as PICKLE_SETTINGS_TEXT_KEY,
+    UNKNOWN_MODULE, WRITER_KEY as PICKLE_WRITER_KEY, copy_pickle, rounded_request,
+    side_events as pickle_side_events,
 };
 pub use reader::Reader;
 pub(crate) use seekable::CELL_EVENTS;
@@ -99,6 +101,9 @@ pub const MAX_STACKS: usize = 1 << 20;
 
 /// Most frames of all stacks of one recording together.
 pub const MAX_ALL_FRAMES: usize = 1 << 25;
+
+/// Most marks of phases of an exported recording.
+pub const MAX_MARKS: usize = 1 << 20;
 
 /// Returns an error if a name exceeds [`MAX_CONTEXT`].
 fn check_names<'a>(mut names: impl Iterator<Item = &'a str>) -> Result<(), String> {

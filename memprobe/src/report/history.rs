@@ -7,7 +7,7 @@ use crate::view::counted;
 pub(super) fn note(facts: &HistoryFacts) -> String {
     let mut text = match facts.is_exported {
         true => {
-            "memprobe exported it, without threads, names, retainers and marks of phases: categories are inferred anew."
+            "memprobe exported it: only the memory of the CPU and of other libraries than PyTorch is missing."
         }
         false => {
             "PyTorch records no threads, modules or tensors: tables of these need `memprobe record`."
@@ -53,6 +53,12 @@ pub(super) fn warnings(facts: &HistoryFacts) -> Vec<String> {
         warnings.push(format!(
             "{} of a kind that this memprobe does not know, left out.",
             counted(facts.unknown_entries, "event")
+        ));
+    }
+    if facts.refused_side_events > 0 {
+        warnings.push(format!(
+            "{} of marks or labels, left out: memprobe does not write such. Phases or names are missing.",
+            counted(facts.refused_side_events, "record")
         ));
     }
     if facts.host_entries > 0 {

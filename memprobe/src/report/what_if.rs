@@ -89,7 +89,7 @@ struct RecordedConf {
 impl RecordedConf {
     fn of(header: &Header) -> Self {
         let conf = header.target.allocator_conf.as_deref();
-        let parsed = conf.map(AllocatorSettings::parse).transpose();
+        let parsed = conf.map(AllocatorSettings::parse_recorded).transpose();
         let refused = parsed.as_ref().err().map(|error| {
             let conf = clean(conf.unwrap_or_default());
             format!(
@@ -283,6 +283,13 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
             "Exact: the replay of {} has the totals of the recording after every event.",
             counted(device.requests, "request")
         ));
+        if device.has_streams {
+            notes.push(
+                "It has several streams. A free that awaited another one (record_stream) between two readings of the \
+                 tables is not seen: if the program calls record_stream, this is an estimate."
+                    .to_owned(),
+            );
+        }
         return notes;
     }
     let reproduced = device.reproduced.reserved.0.cast_signed();

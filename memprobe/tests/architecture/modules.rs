@@ -273,8 +273,16 @@ pub const MODULES: &[Module] = &[
     },
     Module {
         name: "export",
-        // Exports follow the ledger in their replays, as no table has every event.
-        uses: &["event", "ledger", "attribution", "view", "recording"],
+        // Exports follow the ledger in their replays, as no table has every event. PyTorch's own format has the
+        // settings of its allocator.
+        uses: &[
+            "event",
+            "ledger",
+            "attribution",
+            "estimate::AllocatorSettings",
+            "view",
+            "recording",
+        ],
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {

@@ -3,9 +3,7 @@
 //! The rules are those of `find_expandable_block`, `map_block`, `try_allocate_expandable_block` and `unmap_block`
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.1.0 to @v2.15.0).
 
-use super::{
-    Block, BlockUse, CachingAllocator, LARGE_SEGMENT, OutOfMemory, PoolKind, SMALL_SEGMENT,
-};
+use super::{Block, BlockUse, CachingAllocator, OutOfMemory, PoolKind, SMALL_SEGMENT};
 
 /// Address space of an expandable segment, more than any device has.
 const ADDRESS_SPACE: u64 = 10 << 42;
@@ -86,7 +84,7 @@ impl CachingAllocator {
     /// Maps pages at the begin of an unmapped block; returns the free block that they become part of.
     fn map(&mut self, at: usize, size: u64) -> Result<usize, OutOfMemory> {
         let block = self.blocks[at];
-        let page = page(self.pools[block.pool].kind);
+        let page = self.page(self.pools[block.pool].kind);
         let bytes = size.next_multiple_of(page).min(block.size);
         self.check_capacity(bytes)?;
         self.pools[block.pool].unmapped.remove(&(block.addr, at));
@@ -108,7 +106,7 @@ impl CachingAllocator {
     /// Unmaps the whole pages of a free block (`unmap_block`).
     pub(super) fn unmap(&mut self, at: usize) {
         let block = self.blocks[at];
-        let page = page(self.pools[block.pool].kind);
+        let page = self.page(self.pools[block.pool].kind);
         let base = self.segment_begin(at);
         let begin = base + (block.addr - base).next_multiple_of(page);
         let end = base + (block.addr + block.size - base) / page * page;
@@ -140,19 +138,19 @@ impl CachingAllocator {
         self.pools[block.pool].unmapped.insert(key);
     }
 
+    /// Size of the pages that are mapped at once.
+    const fn page(&self, kind: PoolKind) -> u64 {
+        match kind {
+            PoolKind::Small => SMALL_SEGMENT,
+            PoolKind::Large => self.settings.large_segment,
+        }
+    }
+
     fn segment_begin(&self, at: usize) -> u64 {
         let mut first = at;
         while let Some(before) = self.blocks[first].before {
             first = before;
         }
         self.blocks[first].addr
-    }
-}
-
-/// Size of the pages that are mapped at once.
-const fn page(kind: PoolKind) -> u64 {
-    match kind {
-        PoolKind::Small => SMALL_SEGMENT,
-        PoolKind::Large => LARGE_SEGMENT,
     }
 }

@@ -20,7 +20,7 @@ const LEAST: u64 = 512;
 const SMALL: u64 = 1 << 20;
 /// Size of segments of the small pool (`kSmallBuffer`).
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Size of segments of the large pool for blocks below [`OWN_SEGMENT`] (`kLargeBuffer`).
+/// Size of segments of the large pool for blocks below [`OWN_SEGMENT`], by default (`kLargeBuffer`).
 const LARGE_SEGMENT: u64 = 20 << 20;
 /// Smallest block that gets a segment of its own size if no free block fits (`kMinLargeAlloc`).
 const OWN_SEGMENT: u64 = 10 << 20;
@@ -295,7 +295,7 @@ impl CachingAllocator {
 
     /// Requests a segment from CUDA with room for `size` bytes.
     fn segment(&mut self, size: u64, pool: usize) -> Result<usize, OutOfMemory> {
-        let bytes = segment_bytes(size);
+        let bytes = segment_bytes(size, &self.settings);
         self.check_capacity(bytes)?;
         let addr = self.next_address(bytes);
         self.totals.reserved.0 = self.totals.reserved.0.saturating_add(bytes);
@@ -434,11 +434,11 @@ impl CachingAllocator {
 }
 
 /// Size of a new segment for a block of `size` bytes (`get_allocation_size`).
-fn segment_bytes(size: u64) -> u64 {
+fn segment_bytes(size: u64, settings: &AllocatorSettings) -> u64 {
     if size <= SMALL {
         SMALL_SEGMENT
     } else if size < OWN_SEGMENT {
-        LARGE_SEGMENT
+        settings.large_segment
     } else {
         size.next_multiple_of(SEGMENT_UNIT)
     }

@@ -7,6 +7,8 @@
 use super::{LARGE_SEGMENT, LEAST};
 
 const MIB: u64 = 1 << 20;
+/// Granularity of mapped memory.
+const PAGE: u64 = 2 << 20;
 /// Intervals of `roundup_power2_divisions`: 1 MiB to 64 GiB, each twice as long as the one before.
 const INTERVALS: usize = 16;
 
@@ -18,6 +20,8 @@ pub struct AllocatorSettings {
     pub max_split: u64,
     /// `max_non_split_rounding_mb`, in bytes.
     pub max_non_split_rounding: u64,
+    /// `large_segment_size_mb`, in bytes.
+    pub large_segment: u64,
     /// `roundup_power2_divisions` of each interval; 0 and 1 for none.
     pub roundup: [u64; INTERVALS],
 }
@@ -33,8 +37,8 @@ impl Default for AllocatorSettings {
 #[error("{0}")]
 pub struct SettingsError(String);
 
-const KNOWN: &str = "expandable_segments:True, max_split_size_mb:N, max_non_split_rounding_mb:N and \
-                     roundup_power2_divisions:N";
+const KNOWN: &str = "expandable_segments:True, max_split_size_mb:N, max_non_split_rounding_mb:N, \
+                     large_segment_size_mb:N and roundup_power2_divisions:N";
 
 impl AllocatorSettings {
     /// Settings without the variable.
@@ -42,6 +46,7 @@ impl AllocatorSettings {
         expandable: false,
         max_split: u64::MAX,
         max_non_split_rounding: LARGE_SEGMENT,
+        large_segment: LARGE_SEGMENT,
         roundup: [0; INTERVALS],
     };
 
@@ -65,7 +70,35 @@ impl AllocatorSettings {
             given.push(name);
             settings.set(name, value)?;
         }
+        if settings.expandable && !settings.large_segment.is_multiple_of(PAGE) {
+            return Err(error(
+                "CUDA maps pages of 2 MiB: with expandable_segments, give an even large_segment_size_mb".to_owned(),
+            ));
+        }
         Ok(settings)
+    }
+
+    /// Parses the settings of a recorded run, without those that change no memory of a device.
+    ///
+    /// `garbage_collection_threshold` is one of them: it acts only below the limit of
+    /// `set_per_process_memory_fraction()`, which programs seldom set.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_recorded(text: &str) -> Result<Self, SettingsError> {
+        let parts = parts(text)?.into_iter();
+        let parts: Vec<&str> = parts.filter(|part| !is_of_host(name_of(part))).collect();
+        match parts.is_empty() {
+            true => Ok(Self::DEFAULT),
+            false => Self::parse(&parts.join(",")),
+        }
+    }
+
+    /// Returns the value that a text gives a setting.
+    pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+        let parts = parts(text).ok()?;
+        let part = parts.into_iter().find(|part| name_of(part) == name)?;
+        Some(part.split_once(':')?.1.trim())
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), SettingsError> {
@@ -79,6 +112,7 @@ impl AllocatorSettings {
             }
             "max_split_size_mb" => self.max_split = mib(name, value, 20)?,
             "max_non_split_rounding_mb" => self.max_non_split_rounding = mib(name, value, 20)?,
+            "large_segment_size_mb" => self.large_segment = mib(name, value, 10)?,
             "roundup_power2_divisions" => self.roundup = roundup(value)?,
             "garbage_collection_threshold" => {
                 return Err(error(
@@ -91,6 +125,11 @@ impl AllocatorSettings {
                 return Err(error(
                     "only PyTorch's native allocator is simulated: leave backend out".to_owned(),
                 ));
+            }
+            name if is_of_host(name) => {
+                return Err(error(format!(
+                    "{name} changes no memory of a device: leave it out"
+                )));
             }
             _ => {
                 return Err(error(format!(
@@ -129,6 +168,22 @@ fn next_division(size: u64, divisions: u64) -> u64 {
         0 => floor << 1,
         step => size.next_multiple_of(step),
     }
+}
+
+fn name_of(part: &str) -> &str {
+    part.split(':').next().unwrap_or_default().trim()
+}
+
+/// True for settings of pinned host memory, of locks and errors, and for one that needs a limit of its own.
+fn is_of_host(name: &str) -> bool {
+    name.starts_with("pinned_")
+        || matches!(
+            name,
+            "garbage_collection_threshold"
+                | "release_lock_on_cudamalloc"
+                | "release_lock_on_hipmalloc"
+                | "throw_on_cudamalloc_oom"
+        )
 }
 
 fn error(text: String) -> SettingsError {
@@ -232,6 +287,19 @@ mod tests {
     }
 
     #[test]
+    fn a_recorded_run_may_have_settings_of_the_host() {
+        let text = "pinned_use_background_threads:True, max_split_size_mb:64,garbage_collection_threshold:0.8";
+        let settings = AllocatorSettings::parse_recorded(text).expect("settings");
+        assert_eq!(settings, parsed("max_split_size_mb:64"));
+        let threshold = AllocatorSettings::value(text, "garbage_collection_threshold");
+        assert_eq!(threshold, Some("0.8"));
+        let host = AllocatorSettings::parse_recorded("pinned_num_register_threads:8");
+        assert_eq!(host, Ok(AllocatorSettings::DEFAULT));
+        assert!(AllocatorSettings::parse_recorded("backend:cudaMallocAsync").is_err());
+        assert!(AllocatorSettings::parse_recorded("").is_err());
+    }
+
+    #[test]
     fn a_list_of_divisions_begins_at_sizes() {
         let settings = parsed("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]");
         let of = |mib: u64| settings.divisions(mib * MIB);
@@ -259,7 +327,10 @@ mod tests {
         for (text, words) in [
             ("garbage_collection_threshold:0.8", "leave it out"),
             ("backend:cudaMallocAsync", "leave backend out"),
-            ("pinned_use_background_threads:True", "not simulated"),
+            ("pinned_use_background_threads:True", "leave it out"),
+            ("per_process_memory_fraction:0.5", "not simulated"),
+            ("large_segment_size_mb:10", "above 10"),
+            ("large_segment_size_mb:13,expandable_segments:True", "even"),
             ("max_split_size_mb:20", "above 20"),
             ("max_split_size_mb:lots", "above 20"),
             ("expandable_segments:yes", "True or False"),

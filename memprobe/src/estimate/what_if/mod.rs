@@ -37,6 +37,8 @@ pub struct WhatIfDevice {
     pub requests: u64,
     /// Failed request of the recording, and its outcome under the wanted settings.
     pub failed: Option<ReplayedFailure>,
+    /// True if blocks of several streams were requested.
+    pub has_streams: bool,
     pub caveats: WhatIfCaveats,
 }
 
@@ -121,6 +123,8 @@ struct DeviceReplay {
     recorded: SimulatedPeak,
     last: Totals,
     requests: u64,
+    /// Streams of the first request and of the last one on another stream.
+    streams: (Option<u64>, Option<u64>),
     /// True if segments were released since the last event of a block.
     has_released: bool,
     failed: Option<ReplayedFailure>,
@@ -220,6 +224,7 @@ impl DeviceReplay {
             recorded: SimulatedPeak::default(),
             last: Totals::default(),
             requests: 0,
+            streams: (None, None),
             has_released: false,
             failed: None,
             caveats: WhatIfCaveats::default(),
@@ -239,6 +244,10 @@ impl DeviceReplay {
         facts: &DeviceFacts,
     ) {
         self.requests += 1;
+        let first = *self.streams.0.get_or_insert(place.stream);
+        if place.stream != first {
+            self.streams.1 = Some(place.stream);
+        }
         let totals = event.totals.unwrap_or_default();
         self.release(totals, Some(event.size), facts);
         let size = requested.unwrap_or(event.size);
@@ -321,6 +330,7 @@ impl DeviceReplay {
             simulated: self.wanted[order].peak,
             requests: self.requests,
             failed: self.failed,
+            has_streams: self.streams.1.is_some(),
             caveats: WhatIfCaveats {
                 before_attach: self.caveats.before_attach.max(facts.before_attach.0),
                 lost_events: lost,

@@ -4,6 +4,8 @@
 //! the segments at the end (torch/utils/viz/MemoryViz.js).
 
 mod segments;
+mod settings;
+mod side_events;
 mod trace;
 
 use std::io::{self, BufRead, Write};
@@ -17,12 +19,14 @@ use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::allocations::{Allocation, requested};
 use crate::attribution::category::Category;
 use crate::attribution::segments::{SegmentBlockState, SegmentMap};
-use crate::event::{Address, DeviceIndex, Frame, Pool, PoolId, PoolOwner, StackKind};
+use crate::event::{
+    Address, DeviceIndex, Frame, Grad, Pool, PoolId, PoolOwner, PurposeId, StackKind, Tid,
+};
 use crate::ledger::StackRef;
 use crate::ledger::snapshot::{Grouping, Site};
 use crate::recording::{
-    CALLED_BACKWARD, PICKLE_WRITER_KEY, PickleItems, PickleMemo, PickleWriter, Reader,
-    UNKNOWN_MODULE,
+    CALLED_BACKWARD, NO_TENSOR, PICKLE_WRITER_KEY, PickleItems, PickleMemo, PickleWriter, Reader,
+    UNKNOWN_MODULE, rounded_request,
 };
 use crate::view::{BEFORE_ATTACH, counted, full_retainer, whole_frame, whole_tensor_name};
 
@@ -56,12 +60,20 @@ pub(super) fn write<R: BufRead>(
         stacks: HashMap::new(),
         no_frames: None,
         gaps: TraceGaps::default(),
+        entries: 0,
+        positions: Vec::new(),
         out: PickleWriter::new(out)?,
     };
     writer.snapshot(&maps, &ordinals, reader, progress)?;
     let SnapshotWriter { out, gaps, .. } = writer;
     out.finish()?;
     let mut notes = gaps.notes();
+    if replay.header.target.allocator_conf.is_some() {
+        notes.push(
+            "`allocator_settings` are those of the environment: memprobe does not see if the program changed them"
+                .to_owned(),
+        );
+    }
     notes.extend(segments::notes(&maps, &ordinals));
     Ok(notes)
 }
@@ -148,6 +160,10 @@ struct SnapshotWriter<'a, W> {
     stacks: HashMap<StackRef, PickleMemo>,
     no_frames: Option<PickleMemo>,
     gaps: TraceGaps,
+    /// Entries of the trace that is being written.
+    entries: u64,
+    /// Entries of the first trace before each mark or set of labels, of those that an event follows.
+    positions: Vec<u64>,
     out: PickleWriter<W>,
 }
 
@@ -165,10 +181,13 @@ impl<W: Write> SnapshotWriter<'_, W> {
         self.segments(maps)?;
         self.out.text("device_traces")?;
         self.traces(ordinals, reader, progress)?;
-        // Without `allocator_settings` the page says that there are none: memprobe does not read them.
+        self.allocator_settings()?;
         self.out.text("external_annotations")?;
         self.out.empty_list()?;
         self.text_field(PICKLE_WRITER_KEY, env!("CARGO_PKG_VERSION"))?;
+        self.header()?;
+        self.threads()?;
+        self.side_events()?;
         self.out.set()?;
         Ok(())
     }
@@ -326,7 +345,14 @@ fn metadata(
             StackKind::Python | StackKind::Native => {}
         }
     }
-    if let Some(purpose) = replay.ledger.purpose(allocation.purpose) {
+    if let Some(stack) = stack
+        && stack.context.grad != Grad::Unknown
+    {
+        facts.push(("grad", stack.context.grad.as_str().to_owned()));
+    }
+    if allocation.purpose == PurposeId::NO_TENSOR {
+        facts.push(("purpose", NO_TENSOR.to_owned()));
+    } else if let Some(purpose) = replay.ledger.purpose(allocation.purpose) {
         match purpose.tensor() {
             Some(tensor) => facts.push(("tensor", format!("{tensor} {}", tensor.dtype))),
             None => facts.extend(purpose.purpose().map(|it| ("purpose", it.to_string()))),
@@ -343,6 +369,19 @@ fn metadata(
         facts.extend(retainer.map(|it| ("retained by", full_retainer(it))));
     }
     facts
+}
+
+/// Thread of an event, and bytes of the block where the request does not tell them.
+fn event_facts(
+    replay: &ExportReplay,
+    tid: Tid,
+    allocation: Option<&Allocation>,
+) -> impl Iterator<Item = (&'static str, String)> {
+    let thread = (tid != Tid::UNKNOWN).then(|| ("tid", tid.0.to_string()));
+    let size = allocation.map(|it| (it.size.0, requested_bytes(replay, it)));
+    let size = size.filter(|(size, requested)| rounded_request(*requested) != *size);
+    let size = size.map(|(size, _)| ("block bytes", size.to_string()));
+    thread.into_iter().chain(size)
 }
 
 fn category(category: Option<Category>) -> &'static str {

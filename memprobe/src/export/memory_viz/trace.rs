@@ -3,7 +3,8 @@
 use std::io::{self, BufRead, Write};
 use std::sync::atomic::AtomicU64;
 
-use super::{SnapshotWriter, category, innermost, metadata, requested_bytes};
+use super::{SnapshotWriter, category, event_facts, innermost, metadata, requested_bytes};
+use crate::attribution::allocations::EventNumber;
 use crate::attribution::category::Category;
 use crate::event::{Action, DeviceIndex, Pool, TimeNs};
 use crate::export::ExportError;
@@ -31,9 +32,13 @@ impl<W: Write> SnapshotWriter<'_, W> {
         progress: &AtomicU64,
     ) -> Result<(), ExportError> {
         self.out.empty_list()?;
+        self.entries = 0;
         let mut items = PickleItems::default();
         replay_again(self.replay, reader, progress, |replayed| {
             let of = replayed.event.device;
+            if device == self.first {
+                self.place_side_events(replayed.number);
+            }
             match replayed.event.action {
                 Action::SegmentAlloc | Action::SegmentFree if of.is_none() => {
                     self.gaps.placeless += u64::from(device == self.first);
@@ -60,6 +65,15 @@ impl<W: Write> SnapshotWriter<'_, W> {
         })?;
         items.end(&mut self.out)?;
         Ok(())
+    }
+
+    /// Notes where the marks and labels before an event stand in the trace.
+    fn place_side_events(&mut self, number: EventNumber) {
+        let others = self.replay.side_events.found.get(self.positions.len()..);
+        let earlier = others.unwrap_or_default().iter();
+        let earlier = earlier.take_while(|side| side.after < number).count();
+        self.positions
+            .extend(std::iter::repeat_n(self.entries, earlier));
     }
 
     fn replayed(
@@ -113,15 +127,17 @@ impl<W: Write> SnapshotWriter<'_, W> {
         entry: TraceEntry<'_>,
         items: &mut PickleItems,
     ) -> io::Result<()> {
+        let of = replayed.allocation.map(|(_, allocation)| allocation);
         let facts = replayed
             .allocation
             .map(|(index, of)| metadata(self.replay, index, of));
-        let of = replayed.allocation.map(|(_, allocation)| allocation);
+        let mut facts = facts.unwrap_or_default();
+        facts.extend(event_facts(self.replay, replayed.event.tid, of));
         let entry = TraceEntry {
             action: "alloc",
             size: of.map_or(entry.size, |of| requested_bytes(self.replay, of)),
             category: of.and_then(|of| of.category),
-            metadata: facts.as_deref().unwrap_or_default(),
+            metadata: &facts,
             ..entry
         };
         self.placed(&entry, items)
@@ -136,10 +152,9 @@ impl<W: Write> SnapshotWriter<'_, W> {
     ) -> io::Result<()> {
         let of = replayed.allocation.map(|(_, allocation)| allocation);
         let facts = of.and_then(|of| innermost(self.replay, of.stack));
-        let facts: Vec<_> = facts
-            .map(|line| ("allocated at", line))
-            .into_iter()
-            .collect();
+        let line = facts.map(|line| ("allocated at", line)).into_iter();
+        let facts = event_facts(self.replay, replayed.event.tid, of);
+        let facts: Vec<_> = line.chain(facts).collect();
         let mut entry = TraceEntry {
             action: "free_requested",
             size: of.map_or(entry.size, |of| requested_bytes(self.replay, of)),
@@ -165,6 +180,7 @@ impl<W: Write> SnapshotWriter<'_, W> {
     }
 
     fn entry(&mut self, entry: &TraceEntry<'_>) -> io::Result<()> {
+        self.entries += 1;
         self.out.empty_dict()?;
         self.out.mark()?;
         self.text_field("action", entry.action)?;

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 
 use super::history::PickledDefinitions;
 use super::machine::{DictId, Document, ListId, References, SequenceKind, Value};
+use super::side_events::PickledSideEvents;
 use super::writer::{PickleItems, PickleMemo, PickleWriter};
 use super::{history, machine};
 use crate::recording::RecordingError;
@@ -33,8 +34,12 @@ pub enum PickleCopyError {
 pub fn copy_pickle(input: impl BufRead, out: &mut impl Write) -> Result<(), PickleCopyError> {
     let read = || {
         let document = machine::decode(input)?;
-        history::MemoryPickle::of(&document, &mut PickledDefinitions::of(&document))
-            .ok_or(super::PickleError::Foreign)?;
+        history::MemoryPickle::of(
+            &document,
+            &mut PickledDefinitions::of(&document),
+            PickledSideEvents::default(),
+        )
+        .ok_or(super::PickleError::Foreign)?;
         Ok::<_, super::PickleError>(document)
     };
     let document = read().map_err(RecordingError::from)?;

@@ -5,8 +5,9 @@
 
 use super::machine::{DictId, Document, ListId, Value};
 use super::metadata::MetadataReader;
+use super::side_events::{PickledSideEvent, PickledSideEvents};
 use super::stacks::PickledStacks;
-use crate::event::{DeviceIndex, PurposeId, StackId};
+use crate::event::{DeviceIndex, PurposeId, StackId, Tid};
 
 /// Most devices of one process.
 const MAX_DEVICES: usize = 64;
@@ -18,6 +19,11 @@ pub(super) struct MemoryPickle {
     pub traces: Vec<Vec<TraceEntry>>,
     pub unknown_entries: u64,
     pub host_entries: u64,
+    /// Marks and labels; [`EntryKind::Side`] has their indices.
+    pub side_events: Vec<PickledSideEvent>,
+    pub refused_side_events: u64,
+    /// True if memprobe wrote it: its trace then has every allocation that was seen.
+    pub is_own: bool,
 }
 
 #[derive(Debug)]
@@ -69,26 +75,35 @@ pub(super) enum EntryKind {
     SegmentMap,
     SegmentUnmap,
     OutOfMemory,
+    /// A mark or labels, by index.
+    Side(u32),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TraceEntry {
     pub kind: EntryKind,
-    /// 0 for [`EntryKind::OutOfMemory`].
+    /// 0 for [`EntryKind::OutOfMemory`] and [`EntryKind::Side`].
     pub address: u64,
     /// Requested bytes.
     pub size: u64,
+    /// Bytes of the block; `None` if they are not known.
+    pub block: Option<u64>,
     /// Microseconds since 1970; `None` before PyTorch 2.2.
     pub time_us: Option<u64>,
     /// Stack of an allocation or error.
     pub stack: StackId,
     /// Tensor of an allocation.
     pub purpose: PurposeId,
+    pub tid: Tid,
 }
 
 impl MemoryPickle {
     /// Returns the snapshot in a document; `None` if the document is another.
-    pub fn of(document: &Document, definitions: &mut PickledDefinitions) -> Option<Self> {
+    pub fn of(
+        document: &Document,
+        definitions: &mut PickledDefinitions,
+        side_events: PickledSideEvents,
+    ) -> Option<Self> {
         let Value::Dict(root) = document.root else {
             // `torch.cuda.memory_snapshot()` is the list of segments alone.
             let Value::List(segments) = document.root else {
@@ -102,11 +117,16 @@ impl MemoryPickle {
             Some(Value::List(list)) => Some(list),
             _ => None,
         };
-        let mut snapshot = Self::default();
+        let mut snapshot = Self {
+            is_own: definitions.metadata.is_own,
+            side_events: side_events.events,
+            refused_side_events: side_events.refused,
+            ..Self::default()
+        };
         snapshot.read_segments(document, list("segments")?, definitions)?;
         if let Some(traces) = list("device_traces") {
-            for trace in document.list(traces).iter().take(MAX_DEVICES) {
-                let entries = snapshot.entries(document, *trace, definitions);
+            for (ordinal, trace) in (0..).zip(document.list(traces).iter().take(MAX_DEVICES)) {
+                let entries = snapshot.entries(document, (ordinal, *trace), definitions);
                 snapshot.traces.push(entries);
             }
         }
@@ -152,18 +172,27 @@ impl MemoryPickle {
     fn entries(
         &mut self,
         document: &Document,
-        trace: Value,
+        (ordinal, trace): (u8, Value),
         definitions: &mut PickledDefinitions,
     ) -> Vec<TraceEntry> {
         let Value::List(trace) = trace else {
             return Vec::new();
         };
+        let mut sides = (0..).zip(&self.side_events);
+        let sides = sides.by_ref().filter(|(_, side)| side.device.0 == ordinal);
+        let sides: Vec<(u32, u64)> = sides.map(|(index, side)| (index, side.position)).collect();
+        let mut sides = sides.into_iter().peekable();
         let entries = document.list(trace);
-        let mut found = Vec::with_capacity(entries.len());
-        found.extend(entries.iter().filter_map(|entry| match *entry {
-            Value::Dict(entry) => self.entry(document, entry, definitions),
-            _ => None,
-        }));
+        let mut found = Vec::with_capacity(entries.len() + sides.len());
+        for (position, entry) in (0..).zip(entries) {
+            while let Some((index, _)) = sides.next_if(|(_, at)| *at <= position) {
+                found.push(TraceEntry::side(index));
+            }
+            if let Value::Dict(entry) = *entry {
+                found.extend(self.entry(document, entry, definitions));
+            }
+        }
+        found.extend(sides.map(|(index, _)| TraceEntry::side(index)));
         found
     }
 
@@ -204,13 +233,30 @@ impl MemoryPickle {
                 .filter(|_| kind != EntryKind::OutOfMemory)
                 .unwrap_or(0),
             size,
+            block: definitions.metadata.block_bytes(document, entry),
             purpose,
+            tid: definitions.metadata.thread(document, entry),
             time_us: number("time_us"),
             stack: match kind {
                 EntryKind::Free | EntryKind::SegmentFree | EntryKind::SegmentUnmap => StackId::NONE,
                 _ => definitions.stack(document, entry, frames(document, entry)),
             },
         })
+    }
+}
+
+impl TraceEntry {
+    fn side(index: u32) -> Self {
+        Self {
+            kind: EntryKind::Side(index),
+            address: 0,
+            size: 0,
+            block: None,
+            time_us: None,
+            stack: StackId::NONE,
+            purpose: PurposeId::NONE,
+            tid: Tid::UNKNOWN,
+        }
     }
 }
 
@@ -258,7 +304,7 @@ fn latest_frames(document: &Document, block: DictId) -> Option<ListId> {
 }
 
 /// Returns a list of frames. It is empty for a thread without Python, and missing if no stack was recorded.
-fn frames(document: &Document, of: DictId) -> Option<ListId> {
+pub(super) fn frames(document: &Document, of: DictId) -> Option<ListId> {
     match document.get(of, "frames") {
         Some(Value::List(frames)) => Some(frames),
         _ => None,

@@ -1,4 +1,4 @@
-//! Facts that memprobe's own export adds to a snapshot: modules, tensors, nodes and threads, in `user_metadata`.
+//! Facts that memprobe's own export adds to events: modules, tensors, nodes and threads, in `user_metadata`.
 
 use std::sync::Arc;
 
@@ -7,16 +7,19 @@ use hashbrown::HashMap;
 use super::machine::{DictId, Document, TextId, Value};
 use crate::event::tensors::DType;
 use crate::event::{
-    BlockPurpose, BlockPurposes, Bytes, Event, Frame, Module, NoStack, Node, PurposeId, PurposeIds,
-    Stack, StackKind, TensorSpec,
+    BlockPurpose, BlockPurposes, Bytes, Event, Frame, Grad, Module, NoStack, Node, Purpose,
+    PurposeId, PurposeIds, Stack, StackKind, TensorSpec, Tid,
 };
-use crate::recording::MAX_DIMENSIONS;
+use crate::recording::{MAX_DIMENSIONS, MAX_PURPOSE};
 
 /// Key of a snapshot that memprobe wrote, with its version. PyTorch has none of this name.
 pub const WRITER_KEY: &str = "memprobe";
 
 /// Module of an allocation in a module whose path is unknown.
 pub const UNKNOWN_MODULE: &str = "(unknown)";
+
+/// Purpose of a block without a tensor, of which nothing else is known.
+pub const NO_TENSOR: &str = "no tensor";
 
 /// End of the name of a thread whose stack is the call of `backward()`.
 pub const CALLED_BACKWARD: &str = "; the stack called backward()";
@@ -29,6 +32,7 @@ pub(super) struct StackFacts {
     /// Line of the operation that made the node.
     operation: Option<TextId>,
     thread: Option<TextId>,
+    grad: Option<TextId>,
 }
 
 /// Reads the metadata of a snapshot that memprobe wrote; of others there is none.
@@ -65,15 +69,39 @@ impl MetadataReader {
             node: text("autograd node"),
             operation: text("operation at"),
             thread: text("thread"),
+            grad: text("grad"),
         }
     }
 
-    /// Tensor of an event or block of so many requested bytes.
+    /// Thread of an event.
+    pub fn thread(&self, document: &Document, entry: DictId) -> Tid {
+        let tid = self.number(document, entry, "tid");
+        tid.and_then(|tid| u32::try_from(tid).ok())
+            .map_or(Tid::UNKNOWN, Tid)
+    }
+
+    /// Bytes of the block of an event, if they are not those of the request, rounded up.
+    pub fn block_bytes(&self, document: &Document, entry: DictId) -> Option<u64> {
+        self.number(document, entry, "block bytes")
+    }
+
+    fn number(&self, document: &Document, entry: DictId, key: &str) -> Option<u64> {
+        let written = text(document, self.metadata(document, entry)?, key)?;
+        document.text(written).parse().ok()
+    }
+
+    /// Purpose of a block of so many requested bytes.
     pub fn purpose(&mut self, document: &Document, entry: DictId, requested: u64) -> PurposeId {
-        let metadata = self.metadata(document, entry);
-        let Some(written) = metadata.and_then(|it| text(document, it, "tensor")) else {
+        let Some(metadata) = self.metadata(document, entry) else {
             return PurposeId::NONE;
         };
+        let tensor = text(document, metadata, "tensor");
+        let Some(written) = tensor.or_else(|| text(document, metadata, "purpose")) else {
+            return PurposeId::NONE;
+        };
+        if &**document.text(written) == NO_TENSOR {
+            return PurposeId::NO_TENSOR;
+        }
         if let Some(known) = self.by_text.get(&(written, requested)) {
             return *known;
         }
@@ -81,10 +109,15 @@ impl MetadataReader {
         if self.definitions.len() >= BlockPurposes::MOST {
             return PurposeId::NONE;
         }
-        let Some(tensor) = parse_tensor(document.text(written), requested) else {
+        let words = document.text(written);
+        let purpose = match tensor {
+            Some(_) => parse_tensor(words, requested).map(BlockPurpose::Tensor),
+            None => parse_purpose(words).map(BlockPurpose::Other),
+        };
+        let Some(purpose) = purpose else {
             return PurposeId::NONE;
         };
-        let (id, definition) = self.ids.intern(BlockPurpose::Tensor(tensor));
+        let (id, definition) = self.ids.intern(purpose);
         let definition = definition.map(|purpose| Event::BlockPurpose(id, purpose));
         self.definitions.extend(definition);
         self.by_text.insert((written, requested), id);
@@ -111,6 +144,9 @@ impl StackFacts {
             Some(module) => Module::Called(Arc::clone(module)),
         };
         stack.context.module = module.clone();
+        let grad = self.grad.map(|grad| document.text(grad));
+        let grad = grad.and_then(|grad| grad.parse::<Grad>().ok());
+        stack.context.grad = grad.unwrap_or_default();
         if let Some(node) = self.node {
             let operation = self.operation.map(|text| document.text(text));
             let operation = operation.and_then(|text| parse_frame(text));
@@ -184,9 +220,54 @@ fn parse_tensor(text: &str, requested: u64) -> Option<TensorSpec> {
     })
 }
 
+/// Parses `cuBLAS workspace (cublasCreate, libcublas.so)` or `requested by f (libf.so)`, as the export writes it.
+fn parse_purpose(text: &str) -> Option<Purpose> {
+    if text.len() > MAX_PURPOSE {
+        return None;
+    }
+    let text = text.strip_suffix(')')?;
+    if let Some(text) = text.strip_prefix("requested by ") {
+        let (function, library) = text.rsplit_once(" (")?;
+        return Some(Purpose {
+            what: None,
+            function: function.into(),
+            library: library.into(),
+        });
+    }
+    let (text, library) = text.rsplit_once(", ")?;
+    let (what, function) = text.split_once(" (")?;
+    Some(Purpose {
+        what: Some(what.into()),
+        function: function.into(),
+        library: library.into(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_purposes_of_the_export_are_read_back() {
+        for (what, function) in [
+            (
+                Some("cuBLAS workspace"),
+                "at::cuda::getCurrentCUDABlasHandle",
+            ),
+            (None, "at::native::(anonymous namespace)::nonzero_out"),
+            (None, "0x1234"),
+        ] {
+            let purpose = Purpose {
+                what: what.map(Into::into),
+                function: function.into(),
+                library: "libtorch_cuda.so".into(),
+            };
+            assert_eq!(parse_purpose(&purpose.to_string()), Some(purpose));
+        }
+        for text in ["", ")", "no tensor", "what (function", "requested by f (x"] {
+            assert_eq!(parse_purpose(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn the_tensors_of_the_export_are_read_back() {

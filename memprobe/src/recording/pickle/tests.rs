@@ -80,7 +80,7 @@ fn a_history_becomes_the_events_from_its_begin() {
     let history = read_plain(&story());
     insta::assert_snapshot!(shown(&history));
     assert_eq!(history.memory_events, 7);
-    assert_eq!(history.wall_start_ms, Some(1_700_000_000_000));
+    assert_eq!(history.header.wall_start_ms, Some(1_700_000_000_000));
     assert_eq!(
         history.facts,
         HistoryFacts {
@@ -90,6 +90,28 @@ fn a_history_becomes_the_events_from_its_begin() {
             ..HistoryFacts::default()
         }
     );
+}
+
+#[test]
+fn the_settings_of_the_allocator_are_those_of_the_process() {
+    let with = |settings: Plain| {
+        let Plain::Dict(mut pairs) = story() else {
+            unreachable!("a snapshot is a dict");
+        };
+        pairs.push(("allocator_settings", settings));
+        let history = read_plain(&Plain::Dict(pairs));
+        history.header.target.allocator_conf
+    };
+    let text = |text| Plain::dict([(SETTINGS_TEXT_KEY, Plain::Text(text))]);
+    let conf = with(text("max_split_size_mb:64"));
+    assert_eq!(conf.as_deref(), Some("max_split_size_mb:64"));
+    for other in [
+        text(""),
+        Plain::Int(3),
+        Plain::dict([(SETTINGS_TEXT_KEY, Plain::Int(3))]),
+    ] {
+        assert_eq!(with(other), None);
+    }
 }
 
 #[test]

@@ -9,36 +9,44 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use super::history::{AllocatedBlock, EntryKind, MemoryPickle, TraceEntry};
+use super::side_events::PickledSideEvent;
 use super::stacks::PickledStacks;
-use super::{History, HistoryFacts};
+use super::times::{Times, at};
+use super::{History, HistoryFacts, NO_PROCESS};
 use crate::event::{
     Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid,
     Tid, TimeNs, Totals,
 };
+use crate::recording::Header;
 
 /// Granularity of block sizes by default (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
 const GRANULARITY: u64 = 512;
-
-/// Process of a snapshot, which has no PID.
-const NO_PROCESS: Tgid = Tgid(0);
 
 /// Returns a snapshot's events, in the order of their times.
 pub(super) fn events(
     mut snapshot: MemoryPickle,
     mut stacks: PickledStacks,
     purposes: Vec<Event>,
+    header: Option<Header>,
 ) -> History {
     let mut facts = HistoryFacts {
         host_entries: snapshot.host_entries,
         unknown_entries: snapshot.unknown_entries,
-        lacks_history: snapshot.traces.iter().all(Vec::is_empty),
+        lacks_history: !snapshot.traces.iter().flatten().any(is_of_history),
+        refused_side_events: snapshot.refused_side_events,
         ..HistoryFacts::default()
     };
-    let times = Times::of(&snapshot);
+    let times = Times::of(&snapshot, header.as_ref());
+    let header = header.unwrap_or_else(|| times.header());
     facts.lacks_times = !facts.lacks_history && times.start_us.is_none();
     let traces = std::mem::take(&mut snapshot.traces);
+    let side_events = std::mem::take(&mut snapshot.side_events);
+    let mut side_events: Vec<_> = side_events.into_iter().map(Some).collect();
     let mut events = Vec::new();
-    for (ordinal, device) in devices(&snapshot, traces) {
+    let devices = devices(&snapshot, traces);
+    // Labels come after what was live at the begin on each device.
+    let first_label = TimeNs(times.start.0.saturating_add(u64::from(devices.len() > 1)));
+    for (ordinal, device) in devices {
         let mut timeline = Timeline {
             device: DeviceIndex(ordinal),
             totals: Totals::default(),
@@ -46,6 +54,11 @@ pub(super) fn events(
             purposes: purposes.len(),
             facts: &mut facts,
             events: &mut events,
+            side_events: &mut side_events,
+            first_label,
+            is_own: snapshot.is_own,
+            tgid: header.target.tgid.unwrap_or(NO_PROCESS),
+            start: times.start,
         };
         timeline.push(device, &times);
     }
@@ -65,8 +78,7 @@ pub(super) fn events(
     History {
         memory_events,
         events,
-        start: TimeNs(0),
-        wall_start_ms: times.start_us.map(|start| start / 1000),
+        header,
         facts,
     }
 }
@@ -74,9 +86,15 @@ pub(super) fn events(
 fn time_of(event: &Event) -> TimeNs {
     match event {
         Event::Memory(event) => event.time,
+        Event::PhaseMark(mark) => mark.time,
+        Event::BlockLabels(labels) | Event::BaselineLabels(labels) => labels.time,
         // The others stand at the begin.
         _ => TimeNs(0),
     }
+}
+
+fn is_of_history(entry: &TraceEntry) -> bool {
+    !matches!(entry.kind, EntryKind::Side(_))
 }
 
 /// Facts of one device.
@@ -102,32 +120,6 @@ fn devices(snapshot: &MemoryPickle, traces: Vec<Vec<TraceEntry>>) -> BTreeMap<u8
     devices
 }
 
-/// Times of a snapshot since its first event.
-struct Times {
-    /// Microseconds since 1970.
-    start_us: Option<u64>,
-}
-
-impl Times {
-    fn of(snapshot: &MemoryPickle) -> Self {
-        let entries = snapshot.traces.iter().flatten();
-        Self {
-            start_us: entries.filter_map(|entry| entry.time_us).min(),
-        }
-    }
-
-    /// Returns the time of an event: a microsecond after the previous one if none was recorded.
-    fn of_step(&self, step: &Step, previous: TimeNs) -> TimeNs {
-        match (step.time_us, self.start_us) {
-            (Some(time), Some(start)) => {
-                let since = time.saturating_sub(start);
-                TimeNs(since.saturating_mul(1000)).max(previous)
-            }
-            _ => TimeNs(previous.0.saturating_add(1000)),
-        }
-    }
-}
-
 /// Writes the events of one device.
 struct Timeline<'b> {
     device: DeviceIndex,
@@ -138,6 +130,14 @@ struct Timeline<'b> {
     purposes: usize,
     facts: &'b mut HistoryFacts,
     events: &'b mut Vec<Event>,
+    /// Marks and labels that have no place yet.
+    side_events: &'b mut [Option<PickledSideEvent>],
+    /// Earliest time of a mark or labels.
+    first_label: TimeNs,
+    /// True if every allocation that was seen is in the trace: other blocks are from before it.
+    is_own: bool,
+    tgid: Tgid,
+    start: TimeNs,
 }
 
 /// An event with the size of its block, in order.
@@ -149,6 +149,7 @@ struct Step {
     time_us: Option<u64>,
     stack: StackId,
     purpose: PurposeId,
+    tid: Tid,
 }
 
 impl Step {
@@ -160,6 +161,7 @@ impl Step {
             time_us: entry.time_us,
             stack: entry.stack,
             purpose: entry.purpose,
+            tid: entry.tid,
         }
     }
 }
@@ -167,6 +169,8 @@ impl Step {
 /// Steps of a device, and the blocks that were live before the first.
 struct Steps<'a> {
     steps: Vec<Step>,
+    /// Marks and labels, with the number of steps before each.
+    sides: Vec<(usize, u32)>,
     /// Blocks that the history frees but does not allocate: address and size.
     freed: Vec<(u64, u64)>,
     /// Blocks of the end that the history does not allocate.
@@ -181,26 +185,48 @@ impl Timeline<'_> {
         let beginning = 1 + found.remaining.len() + found.freed.len();
         // There is room for the definitions of the stacks too: to grow later would copy all events.
         let definitions = self.stacks.definitions.len() + self.purposes + 1;
-        let more = found.steps.len() + beginning + definitions;
+        let more = found.steps.len() + found.sides.len() + beginning + definitions;
         self.events.reserve_exact(more);
-        self.push_beginning(&found);
-        let mut time = TimeNs(0);
-        for step in &found.steps {
-            time = times.of_step(step, time);
+        let first = found.steps.first();
+        let first = first.filter(|_| self.is_own);
+        let attach = first.map_or(self.start, |step| times.of_step(step.time_us, self.start));
+        self.push_beginning(&found, attach);
+        let mut time = self.start;
+        let mut sides = found.sides.iter().peekable();
+        for (index, step) in found.steps.iter().enumerate() {
+            let next = times.of_step(step.time_us, time);
+            while let Some((_, side)) = sides.next_if(|(at, _)| *at <= index) {
+                self.push_side_event(*side, times, (time, next));
+            }
+            time = next;
             self.push_step(step, time);
+        }
+        for (_, side) in sides {
+            self.push_side_event(*side, times, (time, TimeNs(u64::MAX)));
         }
     }
 
+    /// Adds a mark or labels between the times of the events beside it.
+    fn push_side_event(&mut self, index: u32, times: &Times, (earliest, latest): (TimeNs, TimeNs)) {
+        let found = self.side_events.get_mut(index as usize);
+        let Some(PickledSideEvent { event, time_us, .. }) = found.and_then(Option::take) else {
+            return;
+        };
+        let own = times.since_start(time_us).unwrap_or(earliest);
+        let time = own.clamp(earliest, latest).max(self.first_label);
+        self.events.push(at(event, time));
+    }
+
     /// Adds the blocks that were live at the begin of the history: those with a stack as allocations.
-    fn push_beginning(&mut self, found: &Steps<'_>) {
+    fn push_beginning(&mut self, found: &Steps<'_>, attach: TimeNs) {
         let (restated, unknown): (Vec<&AllocatedBlock>, Vec<&AllocatedBlock>) =
-            (found.remaining.iter()).partition(|block| block.stack.is_some());
+            (found.remaining.iter()).partition(|block| block.stack.is_some() && !self.is_own);
         let allocations = sum(restated.iter().map(|block| block.size));
         let allocated = self.totals.allocated.0.saturating_sub(allocations);
         self.totals.allocated = Bytes(allocated);
         let start = AtAttach {
-            time: TimeNs(0),
-            tgid: NO_PROCESS,
+            time: attach,
+            tgid: self.tgid,
             device: Some(self.device),
             totals: self.totals,
             peak: self.totals,
@@ -209,16 +235,17 @@ impl Timeline<'_> {
         self.events.push(Event::AtAttach(start));
         let unknown = unknown.iter().map(|block| (block.address, block.size));
         for (address, size) in found.freed.iter().copied().chain(unknown) {
-            let unknown = (StackId::NONE, PurposeId::NONE);
-            let event = self.event(TimeNs(0), Action::Held, address, size, unknown);
+            let unknown = (StackId::NONE, PurposeId::NONE, Tid::UNKNOWN);
+            let event = self.event(self.start, Action::Held, address, size, unknown);
             self.events.push(event);
             self.facts.before += 1;
         }
         for block in &restated {
             let allocated = self.totals.allocated.0.saturating_add(block.size);
             self.totals.allocated = Bytes(allocated);
-            let origin = (block.stack.unwrap_or(StackId::NONE), block.purpose);
-            let event = self.event(TimeNs(0), Action::Alloc, block.address, block.size, origin);
+            let stack = block.stack.unwrap_or(StackId::NONE);
+            let origin = (stack, block.purpose, Tid::UNKNOWN);
+            let event = self.event(self.start, Action::Alloc, block.address, block.size, origin);
             self.events.push(event);
         }
         self.facts.restated += restated.len() as u64;
@@ -237,8 +264,8 @@ impl Timeline<'_> {
             _ => {}
         }
         let origin = match step.action {
-            Action::Free | Action::SegmentFree => (StackId::NONE, PurposeId::NONE),
-            _ => (step.stack, step.purpose),
+            Action::Free | Action::SegmentFree => (StackId::NONE, PurposeId::NONE, step.tid),
+            _ => (step.stack, step.purpose, step.tid),
         };
         let event = self.event(time, step.action, step.address, step.size, origin);
         self.events.push(event);
@@ -250,13 +277,13 @@ impl Timeline<'_> {
         action: Action,
         address: u64,
         size: u64,
-        (stack, shape): (StackId, PurposeId),
+        (stack, shape, tid): (StackId, PurposeId, Tid),
     ) -> Event {
         let is_segment = matches!(action, Action::SegmentAlloc | Action::SegmentFree);
         Event::Memory(MemoryEvent {
             time,
-            tgid: NO_PROCESS,
-            tid: Tid::UNKNOWN,
+            tgid: self.tgid,
+            tid,
             action,
             addr: Address(address),
             size: Bytes(size),
@@ -272,6 +299,7 @@ impl Timeline<'_> {
     fn steps<'a>(&mut self, device: &Device<'a>) -> Steps<'a> {
         let mut found = Steps {
             steps: Vec::with_capacity(device.trace.len()),
+            sides: Vec::new(),
             freed: Vec::new(),
             remaining: Vec::new(),
         };
@@ -279,7 +307,7 @@ impl Timeline<'_> {
         let mut allocated: HashMap<u64, Option<usize>> = HashMap::new();
         for entry in &device.trace {
             let address = entry.address;
-            let rounded = rounded(entry.size);
+            let rounded = entry.block.unwrap_or_else(|| rounded(entry.size));
             let step = |action, size| Step::of(entry, action, size);
             let steps = &mut found.steps;
             match entry.kind {
@@ -312,6 +340,7 @@ impl Timeline<'_> {
                 EntryKind::SegmentFree | EntryKind::SegmentUnmap => {
                     steps.push(step(Action::SegmentFree, entry.size));
                 }
+                EntryKind::Side(index) => found.sides.push((steps.len(), index)),
                 EntryKind::OutOfMemory => steps.push(step(Action::OutOfMemory, entry.size)),
             }
         }
@@ -338,6 +367,7 @@ impl Timeline<'_> {
                         time_us,
                         stack: block.stack.unwrap_or_else(|| self.stacks.not_recorded()),
                         purpose: block.purpose,
+                        tid: Tid::UNKNOWN,
                     });
                 }
                 None => found.remaining.push(*block),
@@ -378,7 +408,7 @@ fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Rounds a request as the allocator does by default (`round_size`).
-fn rounded(size: u64) -> u64 {
+pub fn rounded(size: u64) -> u64 {
     size.max(1)
         .checked_next_multiple_of(GRANULARITY)
         .unwrap_or(size)

@@ -6,6 +6,8 @@
 use std::io::{self, Write};
 
 use hashbrown::HashMap;
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
 
 /// Items that one opcode adds to a list or dict, as many as CPython's pickler (`BATCHSIZE`, Modules/_pickle.c).
 const BATCH: usize = 1000;
@@ -136,6 +138,54 @@ impl<W: Write> PickleWriter<W> {
     /// Makes the items since the mark a tuple.
     pub fn tuple(&mut self) -> io::Result<()> {
         self.out.write_all(b"t")
+    }
+
+    /// Writes a record of plain data as a dict.
+    pub fn record(&mut self, record: &impl Serialize) -> io::Result<()> {
+        self.json(&serde_json::to_value(record)?)
+    }
+
+    /// Writes a record as a dict that takes more keys and values, until [`Self::set`].
+    pub fn open_record(&mut self, record: &impl Serialize) -> io::Result<()> {
+        let Json::Object(fields) = serde_json::to_value(record)? else {
+            return Err(io::Error::other("a record without fields"));
+        };
+        self.open_fields(&fields)
+    }
+
+    fn open_fields(&mut self, fields: &Map<String, Json>) -> io::Result<()> {
+        self.empty_dict()?;
+        self.mark()?;
+        for (key, value) in fields {
+            self.text(key)?;
+            self.json(value)?;
+        }
+        Ok(())
+    }
+
+    fn json(&mut self, value: &Json) -> io::Result<()> {
+        match value {
+            Json::Null => self.none(),
+            Json::Bool(value) => self.bool(*value),
+            Json::Number(value) => match (value.as_u64(), value.as_i64(), value.as_f64()) {
+                (Some(value), ..) => self.unsigned(value),
+                (None, Some(value), _) => self.int(value),
+                (None, None, value) => self.float(value.unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => self.text(text),
+            Json::Array(items) => {
+                self.empty_list()?;
+                self.mark()?;
+                for item in items {
+                    self.json(item)?;
+                }
+                self.append()
+            }
+            Json::Object(fields) => {
+                self.open_fields(fields)?;
+                self.set()
+            }
+        }
     }
 
     fn with_argument(&mut self, opcode: u8, argument: &[u8]) -> io::Result<()> {

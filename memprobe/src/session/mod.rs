@@ -35,7 +35,7 @@ pub(crate) struct HostEvent {
     pub(crate) item: HostItem,
 }
 
-/// What rarely comes is boxed: each event of a process moves through several queues in one of these.
+/// Targets are boxed: each event of a process moves through several queues in one of these.
 #[derive(Debug)]
 pub(crate) enum HostItem {
     Found {

@@ -58,9 +58,9 @@ fn generations_that_begin_four_bytes_earlier_are_found_by_their_lists() {
             let (memory, interpreter) = heap.finish();
             let found = collector::generations_offset(&memory, &layout.heap.collector, interpreter);
             assert_eq!(found, Some(of_process.heap.collector.generations));
-            let elsewhere =
+            let none =
                 collector::generations_offset(&memory, &layout.heap.collector, interpreter + 8);
-            assert_eq!(elsewhere, None, "there are no lists");
+            assert_eq!(none, None, "there are no lists");
         }
     }
 }

@@ -199,8 +199,8 @@ fn main_interpreter(
     interpreter.ok_or(DetectError::NotInitializedYet)
 }
 
-/// Returns the offset of the youngest generation in the collector. If no attempt proves it, it is that of the table; a
-/// wrong one makes the reading of objects fail.
+/// Returns the offset of the youngest generation in the collector. If no attempt proves one, returns the table's; should
+/// it be wrong, objects cannot be read.
 fn generations_of(memory: &impl ReadMemory, collector: &CollectorLayout, interpreter: u64) -> u16 {
     let proved = (0..ATTEMPTS / 2).find_map(|attempt| {
         pause_before(attempt);

@@ -1,4 +1,4 @@
-//! Tasks that run beside others, each as a process of its own.
+//! Tasks of this repository that run beside others, each as a process of its own.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -25,12 +25,7 @@ impl Background {
         Self::spawn(repository, name, command.args(arguments))
     }
 
-    /// Starts a command; its log is named by `name`.
-    pub fn spawn(
-        repository: &Repository,
-        name: &'static str,
-        command: &mut Command,
-    ) -> Result<Self> {
+    fn spawn(repository: &Repository, name: &'static str, command: &mut Command) -> Result<Self> {
         let folder = repository.target();
         fs::create_dir_all(&folder)?;
         let log = folder.join(format!("test-{name}.log"));

@@ -14,7 +14,7 @@ mod steps;
 mod verdict;
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -24,7 +24,6 @@ use crate::process;
 use crate::pytorch::{self, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
-use background::Background;
 use features::Feature;
 use outcome::{Skip, Skipped};
 use programs::{Job, Report};
@@ -84,7 +83,8 @@ const OBJECT: &str = "eBPF programs against their sources";
 
 /// Name of the step that checks the packages.
 const PACKAGE: &str = "packages alone";
-/// Step that waits for the build of the program.
+
+/// Name of the step that builds the program.
 const MEMPROBE: &str = "memprobe itself";
 
 /// Name of the step that runs the tests.
@@ -180,10 +180,10 @@ fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     if only.is_empty() {
         names.extend(["format", "lints", PACKAGE]);
     }
-    names.push("test programs");
     if extent != Extent::WithoutPyTorch {
         names.push(MEMPROBE);
     }
+    names.push("test programs");
     if only.is_empty() {
         names.push(OBJECT);
     }
@@ -214,20 +214,15 @@ impl Run<'_> {
         let environments = needs_pytorch
             .then(|| environments::start(self.repository, self.extent))
             .transpose()?;
-        let memprobe = needs_pytorch
-            .then(|| start_build(self.repository))
-            .transpose()?;
         let mut object = None;
         if self.features.is_empty() {
             object = Some(object::start_check(self.repository)?);
             self.check_sources()?;
         }
-        let programs = self.build_tests()?;
-        if let Some(memprobe) = memprobe {
-            self.steps.take(MEMPROBE, || memprobe.finish())?;
-            let built = self.repository.target().join("release/memprobe");
-            variables.push(("MEMPROBE_BIN".to_owned(), built.into()));
+        if needs_pytorch {
+            variables.push(("MEMPROBE_BIN".to_owned(), self.build_memprobe()?.into()));
         }
+        let programs = self.build_tests()?;
         let mut fresh = None;
         if let Some(object) = object {
             fresh = self
@@ -308,6 +303,15 @@ impl Run<'_> {
             .take(PACKAGE, || crate::package::check(self.repository))
     }
 
+    /// Builds memprobe as users do; returns its path. Beside the lints and the tests it would not be done sooner: the two
+    /// hardware threads of a small machine share a core.
+    fn build_memprobe(&mut self) -> Result<PathBuf> {
+        let mut build = cargo(self.repository);
+        build.args(["build", "--release", "--package", "memprobe"]);
+        self.steps.take(MEMPROBE, || process::run(&mut build))?;
+        Ok(self.repository.target().join("release/memprobe"))
+    }
+
     fn build_tests(&mut self) -> Result<Vec<programs::TestProgram>> {
         let mut tests = cargo(self.repository);
         tests.args(["test", "--workspace"]);
@@ -357,14 +361,6 @@ impl Run<'_> {
     }
 }
 
-/// Starts to build memprobe as users do, beside the lints and the build of the tests: much of it is one crate, whose
-/// build keeps one core busy.
-fn start_build(repository: &Repository) -> Result<Background> {
-    let mut build = cargo(repository);
-    build.args(["build", "--release", "--package", "memprobe"]);
-    Background::spawn(repository, "memprobe", &mut build)
-}
-
 fn cargo(repository: &Repository) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -406,7 +402,14 @@ fn count_tests(repository: &Repository) -> Result<usize> {
     let mut count = 0;
     let entries = std::fs::read_dir(&folder);
     for entry in entries.with_context(|| format!("cannot list {}", folder.display()))? {
-        count += tests_in(&std::fs::read_to_string(entry?.path())?);
+        let source = entry?.path();
+        // Beside them lie the snapshots of pages.
+        if source
+            .extension()
+            .is_some_and(|extension| extension == "rs")
+        {
+            count += tests_in(&std::fs::read_to_string(source)?);
+        }
     }
     Ok(count)
 }

@@ -35,7 +35,7 @@ fn export(environment: &TestEnvironment, from: &Path, to: &Path) -> String {
 }
 
 /// Settings of the allocator that change no size of the workload.
-const SETTINGS: &str = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.7";
+const SETTINGS: &str = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,1024:4],garbage_collection_threshold:0.7";
 
 #[test]
 fn an_exported_history_is_pytorchs_own_of_the_same_run() {
@@ -75,7 +75,8 @@ fn an_exported_history_is_pytorchs_own_of_the_same_run() {
             let counts = checked(pytorch, &path("ours.pickle"), &["--history", text(&theirs)]);
             println!("{name}: {counts} {printed}");
             let settings = counts["settings"].as_u64().unwrap_or(0);
-            assert_eq!(settings >= 4, name == "perceptron", "{counts}");
+            let has_own = counts["settings of PyTorch"].as_u64() > Some(0);
+            assert_eq!(settings >= 4, has_own && name == "perceptron", "{counts}");
             let stacks = counts["stacks"].as_u64().unwrap_or(0);
             assert!(
                 stacks >= compared,

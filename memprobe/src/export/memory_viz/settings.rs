@@ -24,7 +24,11 @@ impl<W: Write> SnapshotWriter<'_, W> {
             // PyTorch writes its largest number as -1.
             let max_split = i64::try_from(settings.max_split).unwrap_or(-1);
             self.out.int(max_split)?;
-            self.roundup_divisions(&settings)?;
+            // The part for all larger sizes begins at the last size that is named (2.6), or behind it (2.15).
+            let divisions = AllocatorSettings::value(conf, "roundup_power2_divisions");
+            if !divisions.is_some_and(|divisions| divisions.contains('>')) {
+                self.roundup_divisions(&settings)?;
+            }
             let threshold = AllocatorSettings::value(conf, "garbage_collection_threshold");
             let threshold = threshold.map_or(Ok(0.0), str::parse);
             if let Ok(threshold) = threshold {

@@ -220,7 +220,7 @@ pub enum ServerMemory {
     /// Free in the private pools of CUDA graphs and of `MemPool`.
     PrivatePools,
     Cached,
-    /// Allocated bytes that no row explains.
+    /// Allocated bytes that no row explains, and blocks whose tensors could not be read.
     Remainder,
 }
 
@@ -272,7 +272,8 @@ const fn usage_of(kind: RowKind) -> ServerMemory {
         }
         RowKind::Tensor(TensorKind::Saved) => ServerMemory::Activations,
         RowKind::Tensor(TensorKind::Tensor) => ServerMemory::OtherTensors,
-        RowKind::Storage | RowKind::Block | RowKind::BlockUnread => ServerMemory::NoTensor,
+        RowKind::Storage | RowKind::Block => ServerMemory::NoTensor,
+        RowKind::BlockUnread => ServerMemory::Remainder,
     }
 }
 

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use crate::attribution::allocations::{EventNumber, is_of_allocator};
 use crate::event::{BlockLabels, Event, PhaseMark};
 use crate::ledger::{Analysis, Change, Ledger, StackRef};
-use crate::recording::LabelScope;
-
-/// Cap on marks, at 64 bytes each.
-const MAX_MARKS: usize = 1 << 20;
+use crate::recording::{LabelScope, MAX_MARKS};
 
 /// An event between those of memory.
 #[derive(Debug)]

@@ -102,7 +102,7 @@ pub const MAX_STACKS: usize = 1 << 20;
 /// Most frames of all stacks of one recording together.
 pub const MAX_ALL_FRAMES: usize = 1 << 25;
 
-/// Most marks of phases of an exported recording.
+/// Most marks of phases of an exported recording, at 64 bytes each.
 pub const MAX_MARKS: usize = 1 << 20;
 
 /// Returns an error if a name exceeds [`MAX_CONTEXT`].

@@ -125,8 +125,8 @@ pub fn is_collecting(
 }
 
 /// Returns the offset of the youngest generation in the collector of an interpreter: that of the layout, or four bytes
-/// less, where `PyGC_Head` is aligned to 4 bytes (`Include/internal/pycore_gc.h`@v3.13.5). The lists prove it: from each
-/// head, the first node leads back. `None` if neither is proved, as can be during a collection.
+/// less, where `PyGC_Head` is aligned to 4 bytes (`Include/internal/pycore_gc.h` of Debian's 3.13.5-2). The lists prove
+/// it: from each head, the first node leads back. `None` if neither is proved, as can be during a collection.
 pub fn generations_offset(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,

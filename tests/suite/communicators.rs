@@ -14,6 +14,9 @@ const MIB: i64 = 1 << 20;
 /// Rows of a library: call of the communicators, function of the program, and bytes.
 type Communicators = BTreeMap<(Option<String>, String), i64>;
 
+/// Setting of PyTorch's first backend over NCCL, `ProcessGroupNCCL.cpp`.
+const FIRST_BACKEND: (&str, &str) = ("TORCH_DIST_USE_NCCL2", "0");
+
 /// Records the program with its groups; returns the rows of NCCL's memory.
 fn communicators(
     environment: &TestEnvironment,
@@ -38,6 +41,10 @@ fn communicators(
     target.wait_for("MADE");
     recording.signal(Signal::INT);
     recording.finish().succeeded();
+    // PyTorch's second backend over NCCL names no threads.
+    if settings.contains(&FIRST_BACKEND) {
+        assert_seen_from_outside(environment, target.pid());
+    }
     let trace = file("trace.mprb");
     let trace = trace.to_str().expect("a path");
     let report = ["report", trace, "--by", "owner"];
@@ -47,6 +54,18 @@ fn communicators(
     let printed = environment.run(&report).succeeded();
     let report: Value = serde_json::from_str(&printed.stdout).expect("JSON");
     rows_of_nccl(&report, &text)
+}
+
+/// Checks what a late attach sees of the two process groups: the threads that watch them.
+fn assert_seen_from_outside(environment: &TestEnvironment, pid: u32) {
+    let pid = pid.to_string();
+    let explain = ["explain", &pid, "--nonblocking", "--format", "json"];
+    let printed = environment.run(&[&explain[..], &["--duration", "1s"]].concat());
+    let document: Value = serde_json::from_str(&printed.succeeded().stdout).expect("JSON");
+    let libraries = document["libraries"].as_array().expect("libraries");
+    let nccl = libraries.iter().find(|library| library["name"] == "NCCL");
+    let signs = nccl.map(|library| library["signs"].as_str().unwrap_or_default());
+    assert_eq!(signs, Some("2 threads of ProcessGroupNCCL"), "{document}");
 }
 
 fn rows_of_nccl(report: &Value, text: &str) -> Communicators {
@@ -91,8 +110,7 @@ fn communicators_belong_to_the_calls_that_they_serve() {
         return;
     }
     for pytorch in environment.pytorches_on(On::Newest) {
-        let settings = [("TORCH_DIST_USE_NCCL2", "0")];
-        let lazy = communicators(&environment, pytorch, &settings);
+        let lazy = communicators(&environment, pytorch, &[FIRST_BACKEND]);
         let rows = [
             ("all_reduce", "reduce_all", 8),
             ("all_gather", "gather", 10),

@@ -32,6 +32,15 @@ const OWNERS: [(&str, &str, i64); 4] = [
     ),
 ];
 
+/// Names of files that libraries load when they are used.
+const SIGNS: [&str; 5] = [
+    "libcudnn_graph.so.9",
+    "libcudnn_ops.so.9",
+    "nvshmem_bootstrap_uid.so.3",
+    "__triton_launcher.cpython-313-x86_64-linux-gnu.so",
+    "cuda_utils.cpython-313-x86_64-linux-gnu.so",
+];
+
 /// Account of the program itself.
 #[derive(Deserialize, Debug)]
 struct Truth {
@@ -178,6 +187,24 @@ impl Stage {
         library.display().to_string()
     }
 
+    /// Files that libraries load when they are used, by their names alone.
+    fn libraries_with_signs(&self) -> TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (owner, ..) = OWNERS[0];
+        for name in SIGNS {
+            let copied = std::fs::copy(self.libraries.path().join(owner), folder.path().join(name));
+            copied.expect("a copy");
+        }
+        folder
+    }
+
+    /// The report as text.
+    fn text(&self, file: &Path) -> String {
+        let file = file.to_str().expect("a path");
+        let printed = self.environment.run(&["report", file, "--by", "owner"]);
+        printed.succeeded().stdout
+    }
+
     fn report(&self, file: &Path) -> Value {
         let file = file.to_str().expect("a path");
         let arguments = ["report", file, "--by", "owner", "--format", "json"];
@@ -265,11 +292,35 @@ impl Owners {
         bytes.collect()
     }
 
+    /// Libraries that may have a part of the memory from before attach: purpose and signs of use.
+    fn candidates(&self) -> BTreeMap<String, String> {
+        let rows = self.rows().iter();
+        let candidates =
+            rows.filter(|row| row["owner"] == "candidate" && row["library"] != Value::Null);
+        let text = |cell: &Value| cell.as_str().expect("a text").to_owned();
+        let candidates = candidates.map(|row| {
+            assert_eq!(row["bytes"], Value::Null, "{row}");
+            let purpose = text(&row["purpose"]);
+            let name = purpose.split(':').next().unwrap_or_default();
+            (name.to_owned(), text(&row["signs"]))
+        });
+        candidates.collect()
+    }
+
+    /// Libraries that were loaded at attach without a sign of use.
+    fn idle_libraries(&self) -> Vec<&str> {
+        let texts = self.rows().iter();
+        let mut texts = texts.filter_map(|row| row["idle_libraries"].as_str());
+        let text = texts.next().unwrap_or_default();
+        assert_eq!(texts.next(), None);
+        text.split(", ").collect()
+    }
+
     /// Bytes of all rows below the whole, as the screen shows them, in order of their text.
     fn as_shown(&self) -> Vec<String> {
         let rows = self.rows().iter().filter(|row| row["depth"] != 0);
         let mut shown: Vec<String> = rows
-            .map(|row| human(row["bytes"].as_i64().expect("bytes")))
+            .filter_map(|row| row["bytes"].as_i64().map(human))
             .collect();
         shown.sort();
         shown
@@ -284,9 +335,9 @@ impl Owners {
             let below = rows[at + 1..].iter();
             let below: Vec<&Value> = below.take_while(|it| depth(it) > depth(row)).collect();
             let parts = below.iter().filter(|it| depth(it) == depth(row) + 1);
-            // The lines of a context have no bytes: the driver alone knows them.
-            let is_context = row["owner"] == "context";
-            if !below.is_empty() && !is_context {
+            // The lines of a context have no bytes, nor have libraries from before attach: the driver alone knows them.
+            let is_difference = row["owner"] == "context" || row["owner"] == "before_attach";
+            if !below.is_empty() && !is_difference {
                 let sum: i64 = parts.map(|it| bytes(it)).sum();
                 assert_eq!(sum, bytes(row), "below {row}: {below:#?}");
             }
@@ -428,7 +479,9 @@ fn owners_are_the_known_ones_and_add_up_to_the_byte() {
 fn what_was_there_before_attach_is_the_difference_to_the_driver() {
     let Some(stage) = Stage::set() else { return };
     for pytorch in stage.environment.pytorches_on(On::Newest) {
-        let mut program = stage.start(pytorch, &[], &[]);
+        let signs = stage.libraries_with_signs();
+        let signs = signs.path().to_str().expect("a path");
+        let mut program = stage.start(pytorch, &["--signs", signs], &[]);
         program.enter("awake");
         let recording = program.record("late.mprb");
         let truth = program.enter("asleep");
@@ -436,6 +489,30 @@ fn what_was_there_before_attach_is_the_difference_to_the_driver() {
         owners.assert_allocator(&truth, "attached late");
         let unseen: i64 = OWNERS.iter().map(|(.., bytes)| bytes).sum();
         assert_eq!(owners.sum("before_attach"), CONTEXT + unseen);
+        let candidates = [
+            ("NCCL", "1 thread of ProcessGroupNCCL, 1 file in /dev/shm"),
+            ("NVSHMEM", "1 part loaded at first use"),
+            ("Triton", "2 compiled modules"),
+            ("cuDNN", "2 parts loaded at first use"),
+        ];
+        let candidates = candidates.map(|(name, signs)| (name.to_owned(), signs.to_owned()));
+        assert_eq!(owners.candidates(), candidates.into());
+        let idle = owners.idle_libraries();
+        assert!(
+            idle.contains(&"cuBLAS") && !idle.contains(&"NCCL"),
+            "{idle:?}"
+        );
+        let file = program.path("late.mprb");
+        let text = stage.text(&file);
+        let row = text.lines().find(|row| row.contains("perhaps Triton"));
+        let row = row.unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            row.ends_with("    perhaps Triton: 2 compiled modules"),
+            "{row}"
+        );
+        assert!(text.contains("their bytes are not known"), "{text}");
+        let replay = program.screen(&["replay", file.to_str().expect("a path")]);
+        replay.wait_for("perhaps cuDNN: 2 parts loaded at first use");
     }
 }
 
@@ -516,6 +593,17 @@ fn memory_that_sleeps_has_the_tag_that_the_program_gave_it() {
         program.enter("awake_again");
         program.enter("asleep_again");
         screen.wait_for("tag weights, ");
+    }
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut program = stage.start(pytorch, &["--pools", &pools, "--saver"], &[]);
+        let mut recording = program.record("saver.mprb");
+        program.enter("awake");
+        let truth = program.enter("asleep");
+        recording.wait_for("have a tag of the program");
+        let owners = program.owners(recording, "saver.mprb");
+        owners.assert_allocator(&truth, "with tagged pools");
+        assert_eq!(truth.by_tag.len(), 2, "{truth:?}");
+        assert_eq!(owners.asleep_by_tag(), truth.by_tag);
     }
     for pytorch in stage.environment.pytorches_on(On::Newest) {
         let mut program = stage.start(pytorch, &["--pools", &pools], &[]);

@@ -10,7 +10,10 @@ import ctypes
 import dataclasses
 import gc
 import json
+import mmap
 import os
+import tempfile
+import threading
 import time
 
 import torch
@@ -46,6 +49,30 @@ def account(library, tagging):
             for segment in torch.cuda.memory_snapshot()
         ],
     }
+
+
+def show_use(folder):
+    """Shows the signs of use that NCCL, cuDNN, NVSHMEM and Triton leave in a process, without a GPU.
+
+    Returns what must live: a thread named like those of ProcessGroupNCCL, and a mapping of a file for ranks.
+    """
+    for library in os.listdir(folder):
+        ctypes.CDLL(os.path.join(folder, library))
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="nccl-") as shared:
+        shared.truncate(4096)
+        mapping = mmap.mmap(shared.fileno(), 4096)
+    named = threading.Event()
+
+    def watch():
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
+            name.write("pt_nccl_watchdg")
+        named.set()
+        threading.Event().wait()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    named.wait()
+    return [thread, mapping]
 
 
 def write(path, content):
@@ -90,6 +117,9 @@ class TaggingAllocator:
     def _freed(self, address):
         self.pointer_to_data.pop(address)
 
+    def pool(self, allocator, tag):
+        return torch.cuda.MemPool(allocator)
+
     def by_tag(self):
         sums = {}
         for data in self.pointer_to_data.values():
@@ -106,14 +136,41 @@ class Untagged:
 
     current_tag = None
 
+    def pool(self, allocator, tag):
+        return torch.cuda.MemPool(allocator)
+
     def by_tag(self):
         return {}
+
+
+class SavedPools:
+    """Pools by tag in the shape of torch_memory_saver's (entrypoint.py@4a43c97, `_TorchMemorySaverImpl`).
+
+    The tags of its allocations are in C++.
+    """
+
+    current_tag = None
+
+    def __init__(self):
+        self._binary_wrapper = None
+        self._mem_pools = {}
+
+    def pool(self, allocator, tag):
+        return self._mem_pools.setdefault((tag, False, False, "", 0), torch.cuda.MemPool(allocator))
+
+    def by_tag(self):
+        sums = {}
+        segments = torch.cuda.memory_snapshot()
+        for (tag, *_), pool in self._mem_pools.items():
+            own = [segment["total_size"] for segment in segments if segment["segment_pool_id"] == pool.id]
+            sums[tag] = sums.get(tag, 0) + sum(own)
+        return sums
 
 
 def fill_pools(path, functions, tagging):
     """Two pools over memory of the library, and PyTorch's own pools beside them."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, *functions)
-    pools = [torch.cuda.MemPool(allocator.allocator()) for _ in range(2)]
+    pools = [tagging.pool(allocator.allocator(), tag) for tag in ("weights", "kv_cache")]
     kept = [allocator, *pools]
     tagging.current_tag = "weights"
     with torch.cuda.use_mem_pool(pools[0]):
@@ -132,6 +189,8 @@ def main():
     parser.add_argument("--pools", help="library with the allocator of the pools")
     parser.add_argument("--functions", default="sleeping_malloc,sleeping_free")
     parser.add_argument("--tags", action="store_true", help="tag the allocations of the pools, as vLLM does")
+    parser.add_argument("--saver", action="store_true", help="keep the pools by tag, as torch_memory_saver does")
+    parser.add_argument("--signs", help="folder of libraries to load; libraries show signs of use")
     parser.add_argument("--until", choices=PHASES)
     options = parser.parse_args()
     at = lambda name: os.path.join(options.folder, name)
@@ -142,10 +201,14 @@ def main():
     kept = [block(size) for size in (1000, 24 * MIB, 5 * MIB, 3 * MIB)]
     del kept[2]
     use_libraries(options.owner)
+    if options.signs:
+        kept.append(show_use(options.signs))
     library, pools, tagging = None, [], Untagged()
     if options.pools:
         if options.tags:
             tagging = TaggingAllocator(options.pools)
+        if options.saver:
+            tagging = SavedPools()
         pools = fill_pools(options.pools, options.functions.split(","), tagging)
         library = ctypes.CDLL(options.pools)
         library.sleeping_backed.restype = ctypes.c_size_t

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::communicators::CommunicatorCall;
 use super::tables::SegmentRow;
-use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, Pool};
+use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, Pool, UseSign};
 use crate::ledger::saturated;
 use crate::ledger::snapshot::{LineRow, Site};
 
@@ -18,6 +18,8 @@ pub enum OwnerKind {
     Context,
     /// The same difference, of a process that had called CUDA before attach.
     BeforeAttach,
+    /// Libraries that may have a part of the memory from before attach. Nobody knows their bytes: the row has none.
+    Candidate,
     /// Memory that a library or program got from CUDA.
     Library,
     Line,
@@ -79,6 +81,10 @@ pub struct OwnerRow {
     pub communicator: Option<CommunicatorCall>,
     pub pool: Option<PoolOfStream>,
     pub site: Option<Site>,
+    /// Signs that a candidate was in use at attach.
+    pub signs: Vec<UseSign>,
+    /// Candidates without such a sign, as one row: their paths.
+    pub idle: Vec<Arc<str>>,
 }
 
 impl OwnerRow {
@@ -98,7 +104,34 @@ impl OwnerRow {
             communicator: None,
             pool: None,
             site: None,
+            signs: Vec::new(),
+            idle: Vec::new(),
         }
+    }
+
+    /// Rows for the libraries that a process had loaded at attach: each in use, then all others as one.
+    pub fn candidates(depth: u8, libraries: &[LoadedLibrary]) -> Vec<Self> {
+        let (used, idle): (Vec<_>, Vec<_>) = libraries
+            .iter()
+            .partition(|library| !library.signs.is_empty());
+        let mut rows: Vec<Self> = used
+            .into_iter()
+            .map(|library| Self {
+                library: Some(library.path.as_str().into()),
+                signs: library.signs.clone(),
+                ..Self::new(OwnerKind::Candidate, depth, 0)
+            })
+            .collect();
+        if !idle.is_empty() {
+            rows.push(Self {
+                idle: idle
+                    .iter()
+                    .map(|library| library.path.as_str().into())
+                    .collect(),
+                ..Self::new(OwnerKind::Candidate, depth, 0)
+            });
+        }
+        rows
     }
 
     pub(super) fn of_line(depth: u8, line: &LineRow) -> Self {

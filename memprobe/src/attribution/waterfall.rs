@@ -12,7 +12,7 @@ use super::owner_rows::{AllocationTag, OwnerKind, OwnerRow, PoolOfStream};
 use super::segments::SegmentMap;
 use super::tables::SegmentBlockState;
 use crate::cuda::libraries::has_communicators;
-use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, TimeNs, Totals};
+use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, TimeNs, Totals};
 use crate::ledger::snapshot::{
     CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, Snapshot, SoftwareLayer,
 };
@@ -139,7 +139,7 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn rows(&self, ledger: &Ledger, grouping: Grouping) -> Vec<OwnerRow> {
-        let mut rows = self.context();
+        let mut rows = self.context(&ledger.target.libraries);
         for library in self.libraries.iter().filter(|row| row.live_blocks > 0) {
             rows.push(OwnerRow {
                 peak: Some(library.peak),
@@ -165,8 +165,9 @@ impl Parts<'_> {
         rows
     }
 
-    /// The driver's count minus all known memory, with the lines that made contexts.
-    fn context(&self) -> Vec<OwnerRow> {
+    /// The driver's count minus all known memory, with the lines that made contexts. Of memory from before attach, with
+    /// the libraries that may have a part of it.
+    fn context(&self, libraries: &[LoadedLibrary]) -> Vec<OwnerRow> {
         let Some(rest) = self.driver.and_then(|driver| driver.unattributed) else {
             return Vec::new();
         };
@@ -182,7 +183,14 @@ impl Parts<'_> {
             blocks: (blocks > 0).then_some(blocks),
             ..OwnerRow::new(id, 1, rest)
         };
-        std::iter::once(row).chain(lines).collect()
+        let candidates = match id {
+            OwnerKind::BeforeAttach => OwnerRow::candidates(2, libraries),
+            _ => Vec::new(),
+        };
+        std::iter::once(row)
+            .chain(lines)
+            .chain(candidates)
+            .collect()
     }
 
     fn reserved(&self) -> Vec<OwnerRow> {

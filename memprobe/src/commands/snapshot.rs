@@ -26,7 +26,7 @@ use crate::process::facts;
 use crate::report::{ReportError, TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
-use crate::session::{HostItem, gpus};
+use crate::session::{HostItem, gpus, loaded_libraries};
 use crate::tensors::{GroupBy, Sites, without};
 use crate::torch::serving::pools_of;
 use crate::torch::tensors::{ReadProgress, ReadStage, SnapshotError, take};
@@ -221,6 +221,7 @@ pub(super) fn taken_with_gpus(
         .map(|totals| totals.device)
         .collect();
     snapshot.target.gpus = gpus::identified(tgid, &devices);
+    snapshot.target.libraries = loaded_libraries::read(tgid);
     Ok(snapshot)
 }
 

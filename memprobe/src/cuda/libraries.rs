@@ -8,6 +8,7 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("libcublas", "cuBLAS: workspaces"),
     ("libcudnn", "cuDNN: workspaces"),
     ("libnvshmem", "NVSHMEM: symmetric heap"),
+    ("nvshmem_", "NVSHMEM: symmetric heap"),
     ("libcusolver", "cuSOLVER: workspaces"),
     ("libcusparse", "cuSPARSE: workspaces"),
     ("libcufft", "cuFFT: workspaces"),
@@ -15,28 +16,61 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("libcufile", "cuFile: buffers"),
     ("libnvjpeg", "nvJPEG: buffers"),
     ("libtriton", "Triton"),
-    ("cuda_utils", "Triton"),
+    ("cuda_utils.", "Triton"),
+    ("__triton_launcher", "Triton"),
     ("libtorch_nvshmem", "NVSHMEM: symmetric heap"),
     ("libtorch_cuda", "PyTorch beside its allocator"),
     ("libc10_cuda", "PyTorch's allocator, in no segment"),
-    ("libcupti", "profiler"),
+    ("libcupti", "CUPTI: profiler"),
     ("libucs", "UCX"),
     ("libuct", "UCX"),
 ];
 
+/// Files that a library loads at its first use. cuDNN 9 opens its parts with `dlopen`: the linker needs `libcudnn.so.9`
+/// alone. NVSHMEM opens its bootstrap and transports as it starts, UCX its transport for CUDA.
+const PARTS: &[&str] = &["libcudnn_", "nvshmem_", "libuct_cuda"];
+
+/// Modules that Triton compiles for its driver and for each signature of a kernel.
+const COMPILED: &[&str] = &["cuda_utils.", "__triton_launcher"];
+
+/// PyTorch's own libraries, which every process with PyTorch has.
+const OF_PYTORCH: &[&str] = &["libtorch_cuda", "libc10_cuda"];
+
 /// Returns the purpose of the memory of a library; `None` for libraries that are not known.
 pub fn purpose(library: &str) -> Option<&'static str> {
-    let file = library.rsplit('/').next().unwrap_or(library);
+    let file = file_name(library);
     let known = LIBRARIES.iter().find(|(begin, _)| file.starts_with(begin));
     known.map(|(_, purpose)| *purpose)
 }
 
+/// Returns the name of a known library that is no part of PyTorch, such as `NCCL`.
+pub fn family(library: &str) -> Option<&'static str> {
+    let purpose = purpose(library).filter(|_| !begins_with(library, OF_PYTORCH))?;
+    purpose.split(':').next()
+}
+
+/// Returns true for a file that its library loads at its first use.
+pub fn is_part(library: &str) -> bool {
+    begins_with(library, PARTS)
+}
+
+/// Returns true for a module that a library compiles for the program.
+pub fn is_compiled(library: &str) -> bool {
+    begins_with(library, COMPILED)
+}
+
 /// Returns true for a library that gets its memory for communicators.
 pub fn has_communicators(library: &str) -> bool {
-    let file = library.rsplit('/').next().unwrap_or(library);
-    ["libnccl", "librccl"]
-        .iter()
-        .any(|begin| file.starts_with(begin))
+    begins_with(library, &["libnccl", "librccl"])
+}
+
+fn begins_with(library: &str, begins: &[&str]) -> bool {
+    let file = file_name(library);
+    begins.iter().any(|begin| file.starts_with(begin))
+}
+
+fn file_name(library: &str) -> &str {
+    library.rsplit('/').next().unwrap_or(library)
 }
 
 #[cfg(test)]
@@ -49,6 +83,18 @@ mod tests {
         assert!(has_communicators("librccl.so.1"));
         assert!(!has_communicators("/usr/lib/libcublas.so.13"));
         assert!(!has_communicators("/home/me/libnccl/train"));
+    }
+
+    #[test]
+    fn a_family_has_its_parts_and_pytorch_is_none() {
+        assert_eq!(family("/v/libcudnn.so.9"), Some("cuDNN"));
+        assert_eq!(family("/v/libcudnn_graph.so.9"), Some("cuDNN"));
+        assert_eq!(family("/v/nvshmem_bootstrap_uid.so.3"), Some("NVSHMEM"));
+        assert_eq!(family("/v/torch/lib/libtorch_cuda.so"), None);
+        assert_eq!(family("/home/me/_C.so"), None);
+        assert!(is_part("/v/libcudnn_graph.so.9") && !is_part("/v/libcudnn.so.9"));
+        assert!(is_compiled("/c/cuda_utils.cpython-313-x86_64-linux-gnu.so"));
+        assert!(!is_compiled("/home/me/cuda_utils_extra.so"));
     }
 
     #[test]

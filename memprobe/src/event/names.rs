@@ -25,7 +25,8 @@ pub struct BlockLabels {
 /// Most tagged allocations of one reading.
 pub const MAX_TAGS: usize = 1 << 15;
 
-/// Memory of a pool with an allocator in Python that tags its allocations, as vLLM's sleep mode does.
+/// Memory of a pool with an allocator in Python that tags its allocations or pools, as vLLM's sleep mode and
+/// torch_memory_saver do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TaggedAllocation {
     pub addr: Address,

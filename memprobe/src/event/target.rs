@@ -27,6 +27,33 @@ pub struct Target {
     /// GPUs behind the ordinals of its devices, as far as they are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<DeviceIdentity>,
+    /// Libraries at attach that may have got device memory before it; empty for a process seen from its start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub libraries: Vec<LoadedLibrary>,
+}
+
+/// Library that gets device memory from CUDA by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadedLibrary {
+    /// Path, as the kernel shows it to memprobe.
+    pub path: String,
+    /// Signs of use; a library without one may be loaded and idle.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signs: Vec<UseSign>,
+}
+
+/// Sign that a process has used a library, with its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UseSign {
+    /// Watchdog threads of PyTorch's `ProcessGroupNCCL`, one for each process group.
+    WatchdogThreads(u32),
+    /// Mapped files of `/dev/shm` that NCCL shares among ranks.
+    SharedFiles(u32),
+    /// Parts that a library loads at its first use.
+    LoadedParts(u32),
+    /// Modules that a library compiled for the program.
+    CompiledModules(u32),
 }
 
 impl Target {

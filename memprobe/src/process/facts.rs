@@ -26,6 +26,21 @@ pub fn name(tgid: Tgid) -> String {
     String::from_utf8_lossy(&name).trim_end().to_owned()
 }
 
+/// Most threads of a process whose names are read.
+const MAX_THREADS: usize = 4096;
+
+/// Returns the names of a process's threads, as far as they can be read.
+pub fn thread_names(tgid: Tgid) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{}/task", tgid.0));
+    let threads = threads.into_iter().flatten().flatten().take(MAX_THREADS);
+    let name = |thread: fs::DirEntry| {
+        let file = fs::File::open(thread.path().join("comm")).ok()?;
+        let name = read(file, MOST);
+        Some(String::from_utf8_lossy(&name).trim_end().to_owned())
+    };
+    threads.filter_map(name).collect()
+}
+
 /// Returns the words of the command line; empty if it cannot be read.
 pub fn command_words(tgid: Tgid) -> Vec<String> {
     let bytes = read_own(tgid, "cmdline", MOST);

@@ -7,6 +7,7 @@ pub(crate) mod driver;
 pub(crate) mod gpus;
 pub(crate) mod host;
 mod live_blocks;
+pub(crate) mod loaded_libraries;
 mod poll;
 pub(crate) mod priority;
 pub(crate) mod process;

@@ -15,10 +15,11 @@ use super::live_blocks::{FoundBlocks, LiveBlocks};
 use super::poll::{self, Pace, PollSchedule};
 use super::segments::SegmentReader;
 use super::startup_check::{ObservedFrom, StartupCheck};
-use super::{HostItem, SnapshotPoint};
+use super::{HostItem, SnapshotPoint, loaded_libraries};
 use crate::decode::Record;
 use crate::event::{
-    Action, CaptureLevel, Event, Losses, MemoryEvent, SegmentReading, Target, Tgid, TimeNs,
+    Action, CaptureLevel, Event, LoadedLibrary, Losses, MemoryEvent, SegmentReading, Target, Tgid,
+    TimeNs,
 };
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
@@ -93,6 +94,8 @@ pub(super) struct Process {
     last_record: Instant,
     torch: Option<String>,
     allocator_conf: Option<String>,
+    /// Libraries that it had loaded at attach, if it ran before.
+    libraries: Vec<LoadedLibrary>,
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
@@ -161,6 +164,7 @@ impl Process {
             last_record: now,
             torch: None,
             allocator_conf: None,
+            libraries: Vec::new(),
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
             segments: SegmentReader::of(tgid),
@@ -244,6 +248,7 @@ impl Process {
         self.waiting_for.clear();
         self.announced_probes = 0;
         (self.torch, self.allocator_conf, self.found) = (None, None, None);
+        self.libraries.clear();
         self.devices = DeviceTracker::default();
         self.has_called = false;
         self.live = self.live.as_ref().map(|_| LiveBlocks::default());
@@ -431,6 +436,7 @@ impl Process {
             torch: self.torch.clone(),
             gpus: self.devices.identities.clone(),
             allocator_conf: self.allocator_conf.clone(),
+            libraries: self.libraries.clone(),
             ..identified(self.tgid)
         }
     }
@@ -464,6 +470,9 @@ impl Process {
     /// Enters [`ProcessPhase::Attached`]: the blocks from before can be read.
     fn attached(&mut self) {
         self.phase = ProcessPhase::Attached;
+        if self.origin == ProcessOrigin::Running {
+            self.libraries = loaded_libraries::read(self.tgid);
+        }
         self.read_torch();
         self.devices.begin(self.tgid);
         self.symbolizer.look_at_code();

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use crate::event::Frame;
 
+/// Name of the thread that watches a process group (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp@v2.15.0).
+pub const WATCHDOG_THREAD: &str = "pt_nccl_watchdg";
+
 /// A Python function of PyTorch whose presence on a stack has a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchCall {

@@ -61,6 +61,7 @@ BYTES       bytes now; all owners add up to the driver's count of the process
 SHARE       share of the driver's count
 not seen    the count minus all known memory: what CUDA and libraries got before
             attach
+perhaps     a library that was in use at attach; its bytes are not known
 asleep      reserved by the allocator, but given back to CUDA: counts negative
 ",
 };
@@ -226,6 +227,13 @@ mod tests {
     #[test]
     fn owners_have_their_parts_and_lines() {
         insta::assert_snapshot!(screen(&[InputEvent::Move(1)]).drawn(SMALL, &COLOUR));
+    }
+
+    #[test]
+    fn memory_from_before_attach_has_the_libraries_that_may_have_a_part_of_it() {
+        let mut screen = screen(&[]);
+        screen.update(|context| context.owners = Some(samples::late_owners()));
+        insta::assert_snapshot!(screen.drawn(SMALL, &COLOUR));
     }
 
     #[test]

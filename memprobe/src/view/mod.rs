@@ -66,4 +66,6 @@ pub use tensors::{
     whole_tensor_name,
 };
 pub use text::{CUT, clean, clean_message, fit, fit_end, fit_middle, width, wrap};
-pub use waterfall::{OWNER_COLUMNS, OwnerEntry, owner_account, owner_notes};
+pub use waterfall::{
+    OWNER_COLUMNS, OwnerEntry, library_family, owner_account, owner_notes, use_signs,
+};

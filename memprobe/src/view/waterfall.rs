@@ -3,14 +3,15 @@
 use super::cells;
 use super::segments::{owner, pool_id, pool_name};
 use super::table::{Cell, Column, Tone, columns};
-use super::{FileNames, clean, duration, library_file};
+use super::{FileNames, clean, counted, duration, library_file};
 use crate::attribution::tables::{
     AllocationTag, CommunicatorCall, OwnerKind, OwnerRow, Waterfall, totals_by_kind,
 };
-use crate::cuda::libraries::purpose;
+use crate::cuda::libraries::{family, purpose};
 use crate::event::bytes::human;
-use crate::event::{Address, Bytes, CudaMemoryKind, DeviceIndex, Frame, Pool, TimeNs};
+use crate::event::{Address, Bytes, CudaMemoryKind, DeviceIndex, Frame, Pool, TimeNs, UseSign};
 use crate::ledger::snapshot::CudaSnapshot;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A row of the waterfall of a device.
@@ -27,7 +28,7 @@ pub struct OwnerEntry {
     pub indented: String,
 }
 
-pub const OWNER_COLUMNS: [Column<OwnerEntry>; 23] = columns![|row: OwnerEntry|
+pub const OWNER_COLUMNS: [Column<OwnerEntry>; 25] = columns![|row: OwnerEntry|
     data("device") => row.device,
     data("owner") => row.row.id.into_str(),
     data("depth") => u64::from(row.row.depth),
@@ -39,6 +40,8 @@ pub const OWNER_COLUMNS: [Column<OwnerEntry>; 23] = columns![|row: OwnerEntry|
     number("allocs", "ALLOCS").priority(3) => row.row.allocs,
     data("library") => row.row.library.as_deref(),
     data("purpose") => row.row.library.as_deref().and_then(purpose),
+    data("signs") => signs(row),
+    data("idle_libraries") => idle(row),
     data("tag") => tag(row),
     data("communicator_call") => communicator_call(row),
     data("space") => row.row.kind.map(|kind| kind.as_str()),
@@ -53,14 +56,53 @@ pub const OWNER_COLUMNS: [Column<OwnerEntry>; 23] = columns![|row: OwnerEntry|
     label("OWNER").not_in_text().name(0).order(None) => &row.name,
 ];
 
-/// Bytes of a row; `None` for imported memory, whose size only its exporter knows.
+/// Bytes of a row; `None` for imported memory, whose size only its exporter knows, and for libraries from before attach.
 fn bytes(row: &OwnerEntry) -> Option<i128> {
-    let is_known = row.row.kind != Some(CudaMemoryKind::Imported);
+    let is_imported = row.row.kind == Some(CudaMemoryKind::Imported);
+    let is_known = !is_imported && row.row.id != OwnerKind::Candidate;
     is_known.then_some(row.row.bytes.into())
 }
 
 fn frame(row: &OwnerEntry) -> Option<&Frame> {
     row.row.site.as_ref()?.frame()
+}
+
+/// Signs that a library was in use at attach; `None` for other rows.
+fn signs(row: &OwnerEntry) -> Option<String> {
+    (!row.row.signs.is_empty()).then(|| use_signs(&row.row.signs))
+}
+
+/// Libraries that were loaded at attach without a sign of use; `None` for other rows.
+fn idle(row: &OwnerEntry) -> Option<String> {
+    (!row.row.idle.is_empty()).then(|| families(&row.row.idle))
+}
+
+/// Signs of use in words, with their numbers.
+pub fn use_signs(signs: &[UseSign]) -> String {
+    let words = signs.iter().map(|sign| match *sign {
+        UseSign::WatchdogThreads(number) => {
+            format!("{} of ProcessGroupNCCL", counted(number.into(), "thread"))
+        }
+        UseSign::SharedFiles(number) => format!("{} in /dev/shm", counted(number.into(), "file")),
+        UseSign::LoadedParts(number) => {
+            format!("{} loaded at first use", counted(number.into(), "part"))
+        }
+        UseSign::CompiledModules(number) => counted(number.into(), "compiled module"),
+    });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// Name of a library for a list, such as `NCCL`.
+pub fn library_family(path: &str) -> String {
+    match family(path) {
+        Some(family) => family.to_owned(),
+        None => clean(library_file(path)),
+    }
+}
+
+fn families(paths: &[Arc<str>]) -> String {
+    let names = paths.iter().map(|path| library_family(path));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// Tag of memory that sleeps; `None` if it is not known.
@@ -151,6 +193,13 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
         OwnerKind::BeforeAttach => {
             "not seen: CUDA's context, modules, and libraries from before attach".to_owned()
         }
+        OwnerKind::Candidate => match &row.library {
+            Some(library) => {
+                let (name, signs) = (library_family(library), use_signs(&row.signs));
+                format!("perhaps {name}: {signs}")
+            }
+            None => format!("loaded, no sign of use: {}", families(&row.idle)),
+        },
         OwnerKind::Library => {
             let library = row.library.as_deref().unwrap_or_default();
             let kind = row.kind.map_or("", |kind| kind.as_str());
@@ -254,6 +303,11 @@ pub fn owner_notes(of: &Waterfall, now: TimeNs) -> Vec<String> {
             }
             _ => "What is not seen is the driver's count minus all known memory.".to_owned(),
         });
+        if of.rows.iter().any(|row| row.id == OwnerKind::Candidate) {
+            notes.push(
+                "Libraries below it were loaded at attach; their bytes are not known.".to_owned(),
+            );
+        }
     }
     let whole = of.rows.first().map_or(0, |row| row.bytes);
     if let Some(driver) = of.driver

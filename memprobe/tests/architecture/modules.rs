@@ -241,6 +241,7 @@ pub const MODULES: &[Module] = &[
         uses: &[
             "event",
             "cuda::identity",
+            "cuda::libraries",
             "cuda::nvml",
             "process",
             "decode",

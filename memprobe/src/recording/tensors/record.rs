@@ -218,6 +218,7 @@ impl SnapshotRecord<'_> {
                 torch: self.torch,
                 gpus: self.gpus.0,
                 allocator_conf: None,
+                libraries: Vec::new(),
             },
             taken_ms: self.taken_ms,
             moment: TimeNs(self.moment_ns),

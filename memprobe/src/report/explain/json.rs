@@ -7,11 +7,11 @@ use super::{
     MemoryOwner,
 };
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
-use crate::event::Bytes;
+use crate::event::{Bytes, LoadedLibrary};
 use crate::recording::DumpedProcess;
 use crate::tensors::KvTable;
-use crate::view::gpu_fields;
 use crate::view::table::Cell;
+use crate::view::{gpu_fields, library_family, use_signs};
 
 pub(super) fn document(explanation: &Explanation) -> Cell<'_> {
     let verdict = verdict(explanation);
@@ -53,6 +53,10 @@ pub(super) fn document(explanation: &Explanation) -> Cell<'_> {
             ),
         ),
         (
+            "libraries",
+            Cell::List(target.libraries.iter().map(library).collect()),
+        ),
+        (
             "next",
             Cell::List(
                 next.into_iter()
@@ -61,6 +65,16 @@ pub(super) fn document(explanation: &Explanation) -> Cell<'_> {
             ),
         ),
         ("notes", Cell::list(&explanation.notes)),
+    ])
+}
+
+/// A library that was loaded, and the signs that it was in use.
+fn library(library: &LoadedLibrary) -> Cell<'_> {
+    let signs = use_signs(&library.signs);
+    Cell::Object(vec![
+        ("name", library_family(&library.path).into()),
+        ("path", (&*library.path).into()),
+        ("signs", (!signs.is_empty()).then_some(signs).into()),
     ])
 }
 

@@ -10,7 +10,8 @@ use crate::attribution::allocation_groups::samples::{learning_for, retained_by_l
 use crate::attribution::growth::GrowthLedger;
 use crate::event::tensors::TensorDevice;
 use crate::event::{
-    Action, Address, DeviceIdentity, Event, Gpu, IdentitySource, MemoryEvent, Tgid, TimeNs,
+    Action, Address, DeviceIdentity, Event, Gpu, IdentitySource, LoadedLibrary, MemoryEvent, Tgid,
+    TimeNs, UseSign,
 };
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, HostHealth, HostSnapshot,
@@ -117,6 +118,33 @@ fn written(explanation: &Explanation, format: DocumentFormat) -> String {
 fn of_recording(events: &[Event]) -> Explanation {
     let file = recording(events);
     explain_recording(Reader::new(&file[..]).unwrap(), "trace.json").unwrap()
+}
+
+#[test]
+fn libraries_in_use_are_named_with_the_context() {
+    let mut explained = leaking();
+    let library = |path: &str, signs: &[UseSign]| LoadedLibrary {
+        path: path.to_owned(),
+        signs: signs.to_vec(),
+    };
+    explained.target.libraries = vec![
+        library("/v/libnccl.so.2", &[UseSign::WatchdogThreads(2)]),
+        library("/v/libcublas.so.13", &[]),
+    ];
+    explained.devices[0].parts.push(MemoryPart {
+        id: PartId::OutsideAllocator,
+        bytes: Bytes(500 << 20),
+    });
+    let page = written(&explained, DocumentFormat::Text);
+    let words = "  this process beside PyTorch's allocator: CUDA's context; perhaps NCCL\n";
+    assert!(page.contains(words), "{page}");
+    let document = written(&explained, DocumentFormat::Json);
+    let document: Value = serde_json::from_str(&document).unwrap();
+    let expected = serde_json::json!([
+        {"name": "NCCL", "path": "/v/libnccl.so.2", "signs": "2 threads of ProcessGroupNCCL"},
+        {"name": "cuBLAS", "path": "/v/libcublas.so.13", "signs": null},
+    ]);
+    assert_eq!(document["libraries"], expected);
 }
 
 #[test]

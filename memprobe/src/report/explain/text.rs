@@ -7,11 +7,13 @@ use super::{
     DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, PartId, RecordedMoment,
 };
 use crate::attribution::growth::Growth;
-use crate::event::Bytes;
 use crate::event::bytes::human;
+use crate::event::{Bytes, Target};
 use crate::report::preamble::target_lines;
 use crate::view::table::Page;
-use crate::view::{clean, device_name, duration, kv_summary, kv_title, percent, short_command};
+use crate::view::{
+    clean, device_name, duration, kv_summary, kv_title, library_family, percent, short_command,
+};
 
 /// Cells of the bar.
 const BAR: usize = 72;
@@ -35,7 +37,7 @@ pub(super) fn push(page: &mut Page, explanation: &Explanation) {
     let verdict = verdict(explanation);
     page.note(&verdict.text);
     if let Some(device) = explanation.devices.first() {
-        push_device(page, device);
+        push_device(page, device, explanation);
     }
     for other in explanation.devices.iter().skip(1).take(MAX_OTHER_DEVICES) {
         let name = clean(&device_name(&explanation.target, other.index));
@@ -74,10 +76,10 @@ fn origin(source: &ExplanationSource) -> String {
     }
 }
 
-fn push_device(page: &mut Page, device: &DeviceExplanation) {
+fn push_device(page: &mut Page, device: &DeviceExplanation, explanation: &Explanation) {
     page.blank();
     page.fitted(&format!("[{}] {}", bar(device), human(device.whole())));
-    for (letter, bytes, words) in rows(device) {
+    for (letter, bytes, words) in rows(device, &explanation.target) {
         let share = percent(bytes.0.into(), device.whole().0.into());
         page.fitted(&format!(
             " {letter} {:>11} {share:>6}  {words}",
@@ -91,7 +93,7 @@ fn push_device(page: &mut Page, device: &DeviceExplanation) {
         page.fitted(&format!("  {}", kv_summary(kv)));
     }
     if let Some(growth) = &device.growth {
-        push_growth(page, growth);
+        push_growth(page, growth, &explanation.source);
     }
     if !device.measures.is_empty() {
         page.blank();
@@ -122,7 +124,7 @@ fn bar(device: &DeviceExplanation) -> String {
 }
 
 /// Parts with letter, bytes and words; the smallest of too many are one row.
-fn rows(device: &DeviceExplanation) -> Vec<(char, Bytes, String)> {
+fn rows(device: &DeviceExplanation, target: &Target) -> Vec<(char, Bytes, String)> {
     let mut parts = device.parts.clone();
     let mut merged = Bytes(0);
     let mut number = 0_u32;
@@ -136,13 +138,33 @@ fn rows(device: &DeviceExplanation) -> Vec<(char, Bytes, String)> {
     }
     let rows = parts.iter().map(|part| {
         let (words, letter) = part.id.words();
-        (letter, part.bytes, words.to_owned())
+        let words = match part.id {
+            PartId::OutsideAllocator => outside_allocator(words, target),
+            _ => words.to_owned(),
+        };
+        (letter, part.bytes, words)
     });
     let mut rows: Vec<_> = rows.collect();
     if number > 0 {
         rows.push((' ', merged, format!("{number} smaller parts")));
     }
     rows
+}
+
+/// Words for what the process has beside the allocator, with the libraries that show signs of use.
+fn outside_allocator(words: &str, target: &Target) -> String {
+    let used = target
+        .libraries
+        .iter()
+        .filter(|library| !library.signs.is_empty());
+    let used: Vec<String> = used.map(|library| library_family(&library.path)).collect();
+    match used.is_empty() {
+        true => words.to_owned(),
+        false => {
+            let context = words.trim_end_matches(", libraries");
+            format!("{context}; perhaps {}", used.join(", "))
+        }
+    }
 }
 
 fn push_owners(page: &mut Page, device: &DeviceExplanation) {
@@ -162,7 +184,11 @@ fn push_owners(page: &mut Page, device: &DeviceExplanation) {
     let bytes: u64 = rest.clone().map(|owner| owner.bytes.0).sum();
     if rest.len() > 0 {
         let words = format!("{} more", rest.len());
-        page.fitted(&format!("{:>12}  {words}", human(Bytes(bytes))));
+        let bytes = human(Bytes(bytes));
+        page.fitted(&match device.owned {
+            OwnedBy::Retainer => format!("{bytes:>12}  {:>11}  {words}", ""),
+            OwnedBy::Line | OwnedBy::LiveLine => format!("{bytes:>12}  {words}"),
+        });
     }
 }
 
@@ -186,10 +212,16 @@ fn owner_line(owner: &MemoryOwner, owned: OwnedBy) -> String {
     }
 }
 
-fn push_growth(page: &mut Page, growth: &Growth) {
+fn push_growth(page: &mut Page, growth: &Growth, source: &ExplanationSource) {
     page.blank();
     if growth.points < growth.needed {
-        page.fitted("GROWS  too little happened to tell: watch longer, with --duration");
+        let longer = match source {
+            ExplanationSource::Process { .. } => "watch longer, with --duration",
+            ExplanationSource::Snapshot { .. } | ExplanationSource::Recording { .. } => {
+                "record longer"
+            }
+        };
+        page.fitted(&format!("GROWS  too little happened to tell: {longer}"));
         return;
     }
     if !grows(growth) {

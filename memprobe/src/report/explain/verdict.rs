@@ -227,6 +227,7 @@ pub(super) fn next_commands(
     cause: VerdictCause,
 ) -> Vec<(String, &'static str)> {
     let grows = cause == VerdictCause::Growth;
+    let device = explanation.devices.first();
     match &explanation.source {
         ExplanationSource::Process { .. } => {
             let pid = explanation.target.tgid.map_or(0, |tgid| tgid.0);
@@ -244,6 +245,10 @@ pub(super) fn next_commands(
                         "live; M shows the segments with their holes",
                     )];
                 }
+                _ if device.is_some_and(|device| device.kv.is_some()) => (
+                    format!("memprobe snapshot {pid} --by request"),
+                    "the KV cache of each request",
+                ),
                 _ => (
                     format!("memprobe snapshot {pid} --by retainer"),
                     "every owner of memory",

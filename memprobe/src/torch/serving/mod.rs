@@ -1,11 +1,12 @@
 //! Reads how a server divides its KV cache among requests, and the tags of memory that can sleep: from the Python
-//! objects of vLLM or SGLang.
+//! objects of vLLM, SGLang or torch_memory_saver.
 //!
 //! Names of classes and modules change from version to version, so objects are recognized by their attributes. An
 //! object with other contents than expected makes the layout unknown; nothing is guessed.
 
 mod blocks;
 mod scheduler;
+mod tagged_pools;
 mod tags;
 mod tokens;
 
@@ -15,6 +16,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use scheduler::{SchedulerError, pools_of};
+pub use tagged_pools::TaggedPool;
 
 use crate::event::{KvCaches, KvGap, MAX_TAGS, TaggedAllocation};
 use crate::process::memory::ReadMemory;
@@ -44,6 +46,8 @@ enum ServingRole {
     TokenRequest,
     /// Allocator whose allocations have tags.
     TagTable,
+    /// Object whose pools have tags.
+    TaggedPools,
     /// A block pool without the attributes that a known version has.
     ForeignPool,
 }
@@ -86,13 +90,15 @@ const ROLES: &[(ServingRole, &[&str])] = &[
     ),
     // vllm/device_allocator/cumem.py@9ac9658, @010c211 and later (`CuMemAllocator`).
     (ServingRole::TagTable, &["pointer_to_data", "current_tag"]),
+    // torch_memory_saver/entrypoint.py@4a43c97 (`_TorchMemorySaverImpl`).
+    (ServingRole::TaggedPools, &["_mem_pools", "_binary_wrapper"]),
     // An object that counts a GPU's blocks, in a version with other names.
     (ServingRole::ForeignPool, &["free_block_queue"]),
     (ServingRole::ForeignPool, &["num_gpu_blocks", "block_pool"]),
 ];
 
 /// Every attribute of [`ROLES`].
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 25] = [
     "blocks",
     "free_block_queue",
     "num_gpu_blocks",
@@ -116,6 +122,8 @@ const NAMES: [&str; 23] = [
     "output_ids",
     "pointer_to_data",
     "current_tag",
+    "_mem_pools",
+    "_binary_wrapper",
 ];
 
 /// Objects of a server, by address.
@@ -201,11 +209,20 @@ impl ServingObjects {
         tags
     }
 
+    /// Pools whose memory has a tag.
+    pub(super) fn tagged_pools(&self, heap: &Heap<'_, impl ReadMemory>) -> Vec<TaggedPool> {
+        let savers = self.of(ServingRole::TaggedPools);
+        savers
+            .flat_map(|saver| tagged_pools::read(heap, saver))
+            .collect()
+    }
+
     /// Reads everything into the image that may lie elsewhere than in an earlier scan.
     pub(super) fn follow(&self, heap: &Heap<'_, impl ReadMemory>) {
         for table in self.of(ServingRole::TagTable) {
             tags::read(heap, table);
         }
+        self.tagged_pools(heap);
         for manager in self.of(ServingRole::RequestBlocks) {
             blocks::follow(heap, manager);
         }

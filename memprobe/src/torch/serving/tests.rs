@@ -1,5 +1,5 @@
 use super::*;
-use crate::event::{KvPool, KvRequest, KvUnit};
+use crate::event::{KvPool, KvRequest, KvUnit, PoolId};
 use crate::process::memory::fake::FakeMemory;
 use crate::python::heap::collector::{self, WalkExtent};
 use crate::python::heap::fake::FakeHeap;
@@ -314,6 +314,48 @@ fn allocations_of_an_allocator_in_python_have_tags() {
             (0x20000, 4096, "kv_cache".to_owned()),
         ];
         assert_eq!(tags(heap), expected);
+    }
+}
+
+#[test]
+fn pools_of_a_saver_have_the_tags_of_their_keys() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let [weights, kv_cache] = ["weights", "kv_cache"].map(|text| heap.text(text));
+        let number = heap.int(1);
+        let (ours, other) = (heap.class("MemPool", 0, 0), heap.class("Pool", 0, 0));
+        // A Python object whose C++ object has these words.
+        let pool = |heap: &mut FakeHeap, class: u64, words: [u64; 4]| {
+            let value = heap.reserve(32);
+            for (offset, word) in (0_u64..).step_by(8).zip(words) {
+                heap.put_word(value, offset, word);
+            }
+            let object = heap.object(class, 48);
+            heap.put_word(object, 16_u64, value);
+            heap.put_word(object, 24_u64, value);
+            object
+        };
+        let pools = [
+            (weights, pool(&mut heap, ours, [1, 0, 7, 0])),
+            (kv_cache, pool(&mut heap, ours, [0x7000, 1, 0, 8])),
+            // Another class; the pool of a graph; a tag that is no text.
+            (weights, pool(&mut heap, other, [1, 0, 9, 0])),
+            (weights, pool(&mut heap, ours, [1, 3, 0, 0])),
+            (number, pool(&mut heap, ours, [1, 0, 11, 0])),
+        ];
+        let entries = pools.map(|(tag, pool)| (heap.tuple(&[tag, number]), pool));
+        let table = heap.dict(&entries);
+        let class = heap.python_class("Saver", "saver", &["_binary_wrapper"]);
+        let fields = [("_mem_pools", table), ("_binary_wrapper", number)];
+        heap.with_dict(class, &fields);
+        let (memory, interpreter) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        let read = found(&heap, &memory, interpreter).tagged_pools(&heap);
+        let tagged = |number, tag: &str| TaggedPool {
+            id: PoolId(0, number),
+            tag: tag.into(),
+        };
+        assert_eq!(read, [tagged(7, "weights"), tagged(8, "kv_cache")]);
     }
 }
 

@@ -9,6 +9,7 @@ mod names;
 mod reference_paths;
 mod retainers;
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::known::KnownTensors;
@@ -17,10 +18,11 @@ use super::allocator::segments::{self, SegmentTables};
 use super::allocator::tables::{self, AllocatorTables, TablesError};
 use super::objects::graph::{self, RawGraph};
 use super::objects::{LayoutError, LayoutOrigin, Layouts};
-use super::serving::ServingObjects;
+use super::serving::{ServingObjects, TaggedPool};
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{
-    Bytes, DeviceSegments, KvCaches, PoolOwner, PrivateFree, TaggedAllocation, Target, Tgid,
+    Bytes, DeviceSegments, KvCaches, MAX_TAGS, PoolOwner, PrivateFree, TaggedAllocation, Target,
+    Tgid,
 };
 use crate::process::facts;
 use crate::process::maps::Maps;
@@ -34,6 +36,9 @@ use crate::python::{DetectError, PythonProcess};
 
 pub use crate::python::heap::capture::CaptureMode;
 pub use crate::python::heap::progress::{ReadProgress, ReadStage};
+
+/// Most readings of the allocator's segments, which may change meanwhile.
+const MAX_SEGMENT_READINGS: usize = 3;
 
 const LIBRARY: &str = "libtorch_python.so";
 
@@ -132,16 +137,50 @@ pub fn take(
     if !captured.more.serving.is_empty() {
         snapshot.kv.private_free = private_free(&reader, &snapshot);
     }
+    let tagged = &captured.more.tagged_pools;
+    if !tagged.is_empty() {
+        let most = MAX_TAGS.saturating_sub(snapshot.tags.len());
+        let tags = tags_of_pools(&reader, tagged).into_iter().take(most);
+        snapshot.tags.extend(tags);
+        snapshot.tags.sort_by_key(|tagged| tagged.addr);
+    }
     Ok(snapshot)
+}
+
+/// Returns the segments that the allocator has by now; `None` if its tables change or cannot be read.
+fn segments_now(reader: &TensorReader<'_>) -> Option<Vec<DeviceSegments>> {
+    let memory = ProcessMemory::new(reader.python.tgid);
+    let variable = reader.variable.as_ref().ok().copied().flatten()?;
+    match segments::read(&memory, variable, reader.version).ok()? {
+        SegmentTables::Whole(devices) => Some(devices),
+        SegmentTables::Changed => None,
+    }
+}
+
+/// Returns the segments of tagged pools, each with the tag of its pool. A pool has its number for the life of the process,
+/// so the segments may be those of a later moment.
+fn tags_of_pools(reader: &TensorReader<'_>, pools: &[TaggedPool]) -> Vec<TaggedAllocation> {
+    let devices = (0..MAX_SEGMENT_READINGS).find_map(|_| segments_now(reader));
+    let devices = devices.unwrap_or_default();
+    let segments = devices.iter().flat_map(|device| &device.segments);
+    let tags = segments.filter_map(|segment| {
+        let PoolOwner::Private { id, .. } = segment.pool.owner else {
+            return None;
+        };
+        let mut known = pools.iter();
+        Some(TaggedAllocation {
+            addr: segment.addr,
+            size: segment.size,
+            tag: Arc::clone(&known.find(|known| known.id == id)?.tag),
+        })
+    });
+    tags.collect()
 }
 
 /// Returns the free bytes in the private pools of each device. Empty if the allocator has changed since the snapshot, or
 /// its segments cannot be read.
 fn private_free(reader: &TensorReader<'_>, snapshot: &TensorSnapshot) -> Vec<PrivateFree> {
-    let memory = ProcessMemory::new(reader.python.tgid);
-    let read = |variable| segments::read(&memory, variable, reader.version).ok();
-    let variable = reader.variable.as_ref().ok().copied().flatten();
-    let Some(SegmentTables::Whole(devices)) = variable.and_then(read) else {
+    let Some(devices) = segments_now(reader) else {
         return Vec::new();
     };
     let is_unchanged = |device: &DeviceSegments| {
@@ -212,6 +251,7 @@ impl HeapReader for TensorReader<'_> {
         let length = |object| found.length(object);
         found.kv = found.serving.pools(&heap, length, moment.mode);
         found.tags = found.serving.tags(&heap);
+        found.tagged_pools = found.serving.tagged_pools(&heap);
         moment.classes = heap.into_classes();
         // The process's tensors fit no layout.
         moment.is_torn = matches!(found.layouts, Some(Err(LayoutError::UnknownLayout(_))));
@@ -286,6 +326,7 @@ struct Found {
     serving: ServingObjects,
     kv: KvCaches,
     tags: Vec<TaggedAllocation>,
+    tagged_pools: Vec<TaggedPool>,
 }
 
 impl Default for Found {
@@ -299,6 +340,7 @@ impl Default for Found {
             serving: ServingObjects::default(),
             kv: KvCaches::default(),
             tags: Vec::new(),
+            tagged_pools: Vec::new(),
         }
     }
 }

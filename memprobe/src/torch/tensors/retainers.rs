@@ -306,6 +306,7 @@ mod tests {
             serving: Default::default(),
             kv: Default::default(),
             tags: Vec::new(),
+            tagged_pools: Vec::new(),
         }
     }
 

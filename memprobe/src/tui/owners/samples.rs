@@ -6,7 +6,10 @@ use super::super::samples::frame;
 use crate::attribution::tables::{
     AllocationTag, CommunicatorCall, OwnerKind, OwnerRow, PoolOfStream, Waterfall,
 };
-use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, Pool, PoolOwner, PoolSize, TimeNs, Totals};
+use crate::event::{
+    Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, Pool, PoolOwner, PoolSize, TimeNs, Totals,
+    UseSign,
+};
 use crate::ledger::DriverMemoryState;
 use crate::ledger::snapshot::Site;
 
@@ -30,6 +33,35 @@ fn library(path: &str, bytes: i64, blocks: u64) -> OwnerRow {
         kind: Some(CudaMemoryKind::Device),
         ..OwnerRow::new(OwnerKind::Library, 1, bytes)
     }
+}
+
+/// The same owners of a process that had called CUDA before attach.
+pub fn late_owners() -> Arc<Vec<Waterfall>> {
+    let mut owners = owners().as_ref().clone();
+    let rows = &mut owners[0].rows;
+    let is_context = |row: &OwnerRow| row.id == OwnerKind::Context;
+    let context = rows.iter().position(is_context).expect("a context");
+    let bytes = rows[context].bytes;
+    let candidate = |path: &str, signs: &[UseSign]| LoadedLibrary {
+        path: path.to_owned(),
+        signs: signs.to_vec(),
+    };
+    let libraries = [
+        candidate(
+            "/v/nvidia/nccl/lib/libnccl.so.2",
+            &[UseSign::WatchdogThreads(2), UseSign::SharedFiles(4)],
+        ),
+        candidate(
+            "/c/7A/__triton_launcher.so",
+            &[UseSign::CompiledModules(31)],
+        ),
+        candidate("/v/nvidia/cublas/lib/libcublas.so.13", &[]),
+        candidate("/v/nvidia/cufft/lib/libcufft.so.12", &[]),
+    ];
+    let mut late = vec![OwnerRow::new(OwnerKind::BeforeAttach, 1, bytes)];
+    late.extend(OwnerRow::candidates(2, &libraries));
+    rows.splice(context..context + 2, late);
+    Arc::new(owners)
 }
 
 /// Owners whose bytes are the driver's count, among them a pool that sleeps.

@@ -36,8 +36,8 @@ struct Then {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Explains {
     Nothing,
-    /// The program, once it works no more.
-    AtRest,
+    /// The program once it works no more, and before, if it trains.
+    Throughout,
 }
 
 /// Blocks that Python holds in `workloads/before_attach.py`, by address.
@@ -47,6 +47,8 @@ struct Attached {
     folder: TempDir,
     /// Page about the program at rest and the same as JSON, if they were asked for.
     page: Option<(ExplainedPage, String)>,
+    /// Page about the program while it runs.
+    running: Option<ExplainedPage>,
     truth: Truth,
     recorded: Finished,
     /// Time from the attached probes to the labels.
@@ -97,10 +99,12 @@ impl Attached {
         recording.wait_for("explained");
         let (waited, ran) = (begun.elapsed(), cpu_time(memprobe).saturating_sub(before));
         let recorded = recording.interrupt();
-        let page = (then.explains == Explains::AtRest).then(|| {
+        let (shared, pid) = (path("shared"), target.pid());
+        let explains = then.explains == Explains::Throughout && program == "training";
+        let running = explains.then(|| ExplainedPage::of(environment, &shared, pid));
+        let page = (then.explains == Explains::Throughout).then(|| {
             std::fs::write(&rest, "").expect("written");
             target.wait_for("resting");
-            let (shared, pid) = (path("shared"), target.pid());
             let document = explain(environment, &shared, pid, DocumentFormat::Json);
             (ExplainedPage::of(environment, &shared, pid), document)
         });
@@ -111,6 +115,7 @@ impl Attached {
             truth: serde_json::from_slice(&truth).expect("JSON"),
             recorded,
             page,
+            running,
             folder,
             waited,
             ran,
@@ -221,7 +226,7 @@ fn memory_from_before_attach_is_explained_while_the_program_runs() {
         for program in PROGRAMS {
             let then = Then {
                 delay: Duration::ZERO,
-                explains: Explains::AtRest,
+                explains: Explains::Throughout,
             };
             let attached = Attached::after(&environment, pytorch, program, &[], then);
             let both = check(program, &attached.labels(), &attached.truth);
@@ -233,6 +238,18 @@ fn memory_from_before_attach_is_explained_while_the_program_runs() {
             let (page, document) = attached.page.expect("it was explained");
             page.assert_same_facts(&document);
             insta::assert_snapshot!(format!("page_of_{program}"), page.golden());
+            if let Some(page) = attached.running {
+                println!("{}", page.text);
+                let names = [
+                    "parameters",
+                    "optimizer state",
+                    "this process beside",
+                    "free",
+                    "program.optimizer",
+                    "program.model",
+                ];
+                insta::assert_snapshot!("page_of_running_training", page.golden_of_running(&names));
+            }
         }
     }
 }

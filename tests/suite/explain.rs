@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::pages::{ExplainedPage, running_verdict};
 use memprobe_tests::process::Background;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -105,6 +106,22 @@ fn a_leak_is_the_verdict_with_its_line_and_its_retainer() {
     let exclusive = owner["exclusive_bytes"].as_u64().expect("bytes");
     assert_eq!(bytes(&device["measures"], "drop_retainer"), exclusive);
     let text = stage.explain(&[&pid]);
+    println!("{text}");
+    let page = ExplainedPage {
+        pid: leak.pid(),
+        text: text.clone(),
+    };
+    let names = [
+        "parameters",
+        "optimizer state",
+        "activations",
+        "losses[*]  list",
+        "without leak.py",
+        "-> optimizer",
+        "-> model",
+        "leak.py:21 ",
+    ];
+    insta::assert_snapshot!("page_of_running_leak", page.golden_of_running(&names));
     assert!(lines(&text) <= 40, "{text}");
     assert!(text.contains("an iteration"), "{text}");
     assert!(text.contains("WOULD GIVE BACK"), "{text}");
@@ -154,6 +171,8 @@ fn a_server_that_keeps_its_answers_grows_without_iterations() {
     // It has nothing on the GPU before its first request.
     std::thread::sleep(Duration::from_secs(10));
     let document = stage.document(&[&server.pid().to_string(), "--duration", "4s"]);
+    println!("{document}");
+    insta::assert_snapshot!("verdict_of_running_server", running_verdict(&document));
     let growth = &document["devices"][0]["growth"];
     assert_eq!(growth["per"], "second", "{document}");
     assert_eq!(document["verdict"]["id"], "growth", "{document}");

@@ -65,6 +65,29 @@ impl ExplainedPage {
         page
     }
 
+    /// The page without what differs from moment to moment, of a program that runs on: figures, the bar, and all rows of
+    /// tables but those with one of these names.
+    pub fn golden_of_running(&self, names: &[&str]) -> String {
+        let golden = self.golden();
+        let (before, after) = golden.split_once("\n[").expect("a bar");
+        let (_, after) = after.split_once('\n').expect("rows");
+        // Sentences break at other words from run to run.
+        let mut page = without_figures(&before.trim_end().replace("\n  ", " "));
+        page.push_str("\n\n");
+        let is_figure = |word: &str| {
+            let number = word.trim_start_matches(['+', '<', '=']);
+            number.starts_with(|first: char| first.is_ascii_digit())
+        };
+        for line in after.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let is_row = line.starts_with(' ') && words.iter().take(2).any(|word| is_figure(word));
+            if !is_row || names.iter().any(|name| line.contains(name)) {
+                let _ = writeln!(page, "{}", without_figures(&words.join(" ")));
+            }
+        }
+        page
+    }
+
     /// Checks that the page has the facts of the JSON, in words. The process must rest between both.
     ///
     /// # Panics
@@ -100,6 +123,42 @@ impl ExplainedPage {
             assert!(page.contains(&format!("next: {next}   ")), "{next}\n{page}");
         }
     }
+}
+
+/// Verdict and next commands of a document, without figures.
+pub fn running_verdict(document: &Value) -> String {
+    let text = document["verdict"]["text"].as_str().expect("a verdict");
+    let pid = document["pid"].to_string();
+    let next = document["next"].as_array().expect("commands").iter();
+    let next = next.map(|next| next.as_str().expect("a command").replace(&pid, "PID"));
+    let lines: Vec<String> = std::iter::once(without_figures(text)).chain(next).collect();
+    lines.join("\n")
+}
+
+/// Text whose figures with a unit are dots, and the lines on which functions stand.
+fn without_figures(text: &str) -> String {
+    const UNITS: [&str; 8] = ["B", "KiB", "MiB", "GiB", "ms", "s", "min", "h"];
+    const DURATIONS: [&str; 4] = ["ms", "s", "min", "h"];
+    let mut words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+    for at in 0..words.len() {
+        let next = words.get(at + 1).cloned().unwrap_or_default();
+        let unit = next.trim_end_matches(['.', ',', ')', ';']);
+        let word = &words[at];
+        // The line on which a function stands.
+        if let Some((file, _)) = word.split_once(".py:").filter(|_| next.ends_with("()")) {
+            words[at] = format!("{file}.py:…");
+            continue;
+        }
+        let number = word.trim_matches(|c: char| !c.is_ascii_digit());
+        let is_number = number.parse::<f64>().is_ok();
+        if is_number && (UNITS.contains(&unit) || word.contains('%')) {
+            words[at] = word.replace(number, "…");
+            if DURATIONS.contains(&unit) {
+                words[at + 1] = next.replace(unit, "…");
+            }
+        }
+    }
+    words.join(" ")
 }
 
 /// Gives a program a GPU of 24 GiB, whose context takes 417 MiB.

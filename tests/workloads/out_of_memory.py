@@ -1,18 +1,15 @@
 """Runs out of GPU memory for one cause, in a process with `CUDASIM_MEMORY=512m`.
 
-Options: --cause too_large | growth | fragmentation | cached_elsewhere | another_process | asleep,
---pools LIBRARY (the allocator of the pool that sleeps),
---by main | thread | worker | child (which thread or process asks), --catch N (catches the error N times, then goes on; without it
-the program ends with the error), --until FILE (goes on until there is a file of that name).
+Options: --cause too_large | growth | fragmentation | cached_elsewhere | another_process, --catch N (catches the error N
+times, then goes on; without it the program ends with the error), --until FILE (goes on until there is a file of that
+name). Another program can import the causes, and has `asleep` too.
 Prints `READY` before the request that fails, and `CAUGHT n` after each that was caught.
 """
 
 import argparse
 import ctypes
 import os
-import subprocess
 import sys
-import threading
 import time
 
 import torch
@@ -72,7 +69,10 @@ def another_process(kept):
 
 
 def asleep(kept):
-    """The allocator may have half of the GPU, and counts a pool that sleeps."""
+    """The allocator may have half of the GPU, and counts a pool that sleeps.
+
+    The program's option --pools names the library with the pool's allocator.
+    """
     if not kept:
         torch.cuda.set_per_process_memory_fraction(0.5)
         path = sys.argv[sys.argv.index("--pools") + 1]
@@ -114,50 +114,17 @@ def run(options):
         CAUSES[options.cause](kept)
 
 
-class Failing(torch.utils.data.Dataset):
-    def __init__(self, options):
-        self.options = options
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        run(self.options)
-        return torch.zeros(1)
-
-
-def by_thread(options):
-    thread = threading.Thread(target=run, args=(options,))
-    thread.start()
-    thread.join()
-
-
-def by_worker(options):
-    loader = torch.utils.data.DataLoader(Failing(options), num_workers=1, multiprocessing_context="spawn")
-    list(loader)
-
-
-def by_child(options):
-    words = [word for word in sys.argv if word not in ("--by", "child")]
-    raise SystemExit(subprocess.run([sys.executable, *words]).returncode)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cause", choices=CAUSES, required=True)
-    parser.add_argument("--by", choices=("main", "thread", "worker", "child"), default="main")
+    parser.add_argument("--cause", choices=[cause for cause in CAUSES if cause != "asleep"], required=True)
     parser.add_argument("--catch", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0, help="seconds after each error that is caught")
-    parser.add_argument("--pools")
     parser.add_argument("--until")
     options = parser.parse_args()
-    {"main": run, "thread": by_thread, "worker": by_worker, "child": by_child}[options.by](options)
+    run(options)
     while options.until and not os.path.exists(options.until):
         time.sleep(0.05)
     time.sleep(0.2)
-    if options.pools:
-        # The pool outlives its allocator otherwise.
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -246,8 +246,6 @@ fn memory_from_before_attach_is_explained_while_the_program_runs() {
                     "optimizer state",
                     "this process beside",
                     "free",
-                    "program.optimizer",
-                    "program.model",
                 ];
                 insta::assert_snapshot!("page_of_running_training", page.golden_of_running(&names));
             }

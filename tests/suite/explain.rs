@@ -118,8 +118,6 @@ fn a_leak_is_the_verdict_with_its_line_and_its_retainer() {
         "activations",
         "losses[*]  list",
         "without leak.py",
-        "-> optimizer",
-        "-> model",
         "leak.py:21 ",
     ];
     insta::assert_snapshot!("page_of_running_leak", page.golden_of_running(&names));

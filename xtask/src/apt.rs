@@ -20,7 +20,7 @@ pub fn can_install() -> bool {
 ///
 /// # Errors
 ///
-/// If apt-get is missing or fails, knows no such package, or this process is not root.
+/// If apt-get is missing or fails, knows no such package or would remove others, or this process is not root.
 pub fn install<T: AsRef<str>>(packages: &[T]) -> Result<()> {
     if process::on_path("apt-get").is_none() {
         bail!("this system has no apt-get");
@@ -41,7 +41,9 @@ pub fn install<T: AsRef<str>>(packages: &[T]) -> Result<()> {
     process::run(
         Command::new("apt-get")
             .env("DEBIAN_FRONTEND", "noninteractive")
+            // A package that conflicts, such as rustup with Debian's compilers, is not ours to remove.
             .args(["install", "-q", "-y", "--no-install-recommends"])
+            .arg("--no-remove")
             .args(packages),
     )
 }

@@ -132,6 +132,13 @@ pub fn compared(repository: &Repository) -> Result<Checked> {
     Ok(Checked::OtherToolchain(fresh))
 }
 
+/// True if a compiler and a linker of the programs are installed.
+pub fn has_toolchain(repository: &Repository) -> Result<bool> {
+    let recorded = Record::read(repository).unwrap_or_default();
+    let recorded = recorded.as_ref().map(|record| &record.toolchain);
+    Ok(toolchain::find(recorded, &cache_folder()?).is_ok())
+}
+
 fn fresh_object(repository: &Repository) -> PathBuf {
     repository.target().join("ebpf/memprobe.bpf.o")
 }

@@ -25,6 +25,7 @@ use crate::pytorch::{self, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
 use features::Feature;
+use object::Rebuilt;
 use outcome::{Skip, Skipped};
 use programs::{Job, LongTests, Report, Settings};
 use skips::Machine;
@@ -133,11 +134,15 @@ fn announce(extent: Extent) -> Result<()> {
     let cache = cache_folder()?;
     println!("Downloads, unless they are there from an earlier run:");
     println!("  crates of memprobe                        about 60 MB, by cargo");
-    println!("  compiler and linker of the eBPF programs  up to 260 MB, by apt-get or rustup, and");
-    println!(
-        "                                            bpf-linker into {}",
-        cache.display()
-    );
+    if extent == Extent::Everything {
+        println!(
+            "  compiler and linker of the eBPF programs  up to 260 MB, by apt-get or rustup, and"
+        );
+        println!(
+            "                                            bpf-linker into {}",
+            cache.display()
+        );
+    }
     let pairs = environments::pairs(extent);
     if pairs.is_empty() {
         return Ok(());
@@ -226,7 +231,7 @@ impl Run<'_> {
             .transpose()?;
         let mut object = None;
         if self.features.is_empty() {
-            object = Some(object::start_check(self.repository)?);
+            object = Some(object::start_check(self.repository, self.extent)?);
             self.check_sources()?;
         }
         if needs_pytorch {
@@ -235,9 +240,14 @@ impl Run<'_> {
         let programs = self.build_tests()?;
         let mut fresh = None;
         if let Some(object) = object {
-            fresh = self
-                .steps
-                .take(OBJECT, || object::finish_check(self.repository, object))?;
+            let rebuilt = self.steps.take(OBJECT, || {
+                object::finish_check(self.repository, self.extent, object)
+            })?;
+            match rebuilt {
+                Rebuilt::Settled => {}
+                Rebuilt::Another(object) => fresh = Some(object),
+                Rebuilt::NotTried(skip) => self.report.outcome.add_skips([skip]),
+            }
         }
         if let Some(environments) = environments {
             let made = self.steps.take("environments", || {

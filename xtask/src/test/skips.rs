@@ -161,6 +161,9 @@ const EXPECTED: &[Expected] = &[
     expected("consumers::", "npm/node_modules", |it| !it.has_npm),
     expected("a PyTorch", "no Python", |it| !it.installs_packages),
     expected("", LONG, |it| it.extent == Extent::Short),
+    expected("eBPF object", "no compiler for the eBPF programs", |it| {
+        it.extent != Extent::Everything
+    }),
     // Chosen by --no-pytorch.
     expected("", "--no-pytorch", |it| it.extent == Extent::WithoutPyTorch),
     expected("", "names no PyTorch", |it| {

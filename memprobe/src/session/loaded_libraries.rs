@@ -52,10 +52,12 @@ fn libraries(loaded: &[String], of_nccl: [(Sign, usize); 2]) -> Vec<LoadedLibrar
             first: path,
             ..Files::default()
         });
-        match () {
-            () if is_part(path) => files.parts += 1,
-            () if is_compiled(path) => files.compiled += 1,
-            () => files.library = files.library.or(Some(path)),
+        if is_part(path) {
+            files.parts += 1;
+        } else if is_compiled(path) {
+            files.compiled += 1;
+        } else {
+            files.library = files.library.or(Some(path));
         }
     }
     let library = |files: Files| {

@@ -4,7 +4,8 @@
 //! (c10/core/AllocatorConfig.cpp@v2.15.0); the rounding follows `roundup_power2_next_division`
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
 
-use super::{LARGE_SEGMENT, LEAST};
+use super::{LARGE_SEGMENT, LEAST, MOST};
+use crate::torch::versions::major_minor;
 
 const MIB: u64 = 1 << 20;
 /// Granularity of mapped memory.
@@ -32,6 +33,29 @@ impl Default for AllocatorSettings {
     }
 }
 
+/// Begin of the part for all larger sizes (`>`) in `roundup_power2_divisions`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LargerSizes {
+    /// The last named size, whose own division it replaces (`CUDAAllocatorConfig::parseRoundUpPower2Divisions`,
+    /// c10/cuda/CUDAAllocatorConfig.cpp).
+    LastSize,
+    /// The size behind it (`AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`, c10/core/AllocatorConfig.cpp).
+    BehindLastSize,
+}
+
+/// First version with [`LargerSizes::BehindLastSize`].
+const FIRST_BEHIND: (u32, u32) = (2, 10);
+
+impl LargerSizes {
+    /// Returns the rule of a version of PyTorch; the newest if it is not known.
+    fn of_torch(version: Option<&str>) -> Self {
+        match version.and_then(major_minor) {
+            Some(version) if version < FIRST_BEHIND => Self::LastSize,
+            _ => Self::BehindLastSize,
+        }
+    }
+}
+
 /// Reason that settings are refused, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -50,11 +74,20 @@ impl AllocatorSettings {
         roundup: [0; INTERVALS],
     };
 
-    /// Parses settings such as `expandable_segments:True,max_split_size_mb:128`.
+    /// Parses settings such as `expandable_segments:True,max_split_size_mb:128`, as the newest PyTorch reads them.
     ///
     /// # Errors
     /// If the text is malformed, or names a setting that cannot be simulated.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        Self::parse_for(text, None)
+    }
+
+    /// Parses settings as a version of PyTorch reads them, such as `2.15.0+cu132`.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_for(text: &str, torch: Option<&str>) -> Result<Self, SettingsError> {
+        let larger = LargerSizes::of_torch(torch);
         let mut settings = Self::default();
         let mut given = Vec::new();
         for part in parts(text)? {
@@ -68,7 +101,7 @@ impl AllocatorSettings {
                 return Err(error(format!("{name} is given twice: give it once")));
             }
             given.push(name);
-            settings.set(name, value)?;
+            settings.set(name, value, larger)?;
         }
         if settings.expandable && !settings.large_segment.is_multiple_of(PAGE) {
             return Err(error(
@@ -85,12 +118,12 @@ impl AllocatorSettings {
     ///
     /// # Errors
     /// As [`Self::parse`].
-    pub fn parse_recorded(text: &str) -> Result<Self, SettingsError> {
+    pub fn parse_recorded(text: &str, torch: Option<&str>) -> Result<Self, SettingsError> {
         let parts = parts(text)?.into_iter();
         let parts: Vec<&str> = parts.filter(|part| !is_of_host(name_of(part))).collect();
         match parts.is_empty() {
             true => Ok(Self::DEFAULT),
-            false => Self::parse(&parts.join(",")),
+            false => Self::parse_for(&parts.join(","), torch),
         }
     }
 
@@ -101,7 +134,12 @@ impl AllocatorSettings {
         Some(part.split_once(':')?.1.trim())
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), SettingsError> {
+    /// True if the meaning of a text depends on the version of PyTorch.
+    pub fn depends_on_version(text: &str) -> bool {
+        Self::value(text, "roundup_power2_divisions").is_some_and(|list| list.contains('>'))
+    }
+
+    fn set(&mut self, name: &str, value: &str, larger: LargerSizes) -> Result<(), SettingsError> {
         match name {
             "expandable_segments" => {
                 self.expandable = match value {
@@ -112,8 +150,8 @@ impl AllocatorSettings {
             }
             "max_split_size_mb" => self.max_split = mib(name, value, 20)?,
             "max_non_split_rounding_mb" => self.max_non_split_rounding = mib(name, value, 20)?,
-            "large_segment_size_mb" => self.large_segment = mib(name, value, 10)?,
-            "roundup_power2_divisions" => self.roundup = roundup(value)?,
+            "large_segment_size_mb" => self.large_segment = mib(name, value, 10)?.min(MOST),
+            "roundup_power2_divisions" => self.roundup = roundup(value, larger)?,
             "garbage_collection_threshold" => {
                 return Err(error(
                     "garbage_collection_threshold acts only below the limit of \
@@ -222,7 +260,7 @@ fn mib(name: &str, value: &str, least: u64) -> Result<u64, SettingsError> {
 }
 
 /// Parses `8`, or `[256:1,512:2,>:8]`: divisions from a size in MiB on.
-fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
+fn roundup(value: &str, larger: LargerSizes) -> Result<[u64; INTERVALS], SettingsError> {
     let wrong = || {
         error(
             "roundup_power2_divisions is a power of two such as 8, or a list such as [256:1,512:2,1024:4,>:8]"
@@ -242,12 +280,14 @@ fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
         return Ok([divisions(value)?; INTERVALS]);
     };
     let mut intervals = [0; INTERVALS];
-    let mut next = 0;
+    // PyTorch's index of the last named size.
+    let mut last = 0;
     for (at, entry) in list.split(',').enumerate() {
         let (from, number) = entry.split_once(':').ok_or_else(wrong)?;
         let number = divisions(number)?;
         if from.trim() == ">" {
-            intervals[next.min(INTERVALS)..].fill(number);
+            let begin = last + usize::from(larger == LargerSizes::BehindLastSize);
+            intervals[begin..].fill(number);
             continue;
         }
         let mib = from
@@ -255,14 +295,11 @@ fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
             .parse::<u64>()
             .ok()
             .filter(|mib| mib.is_power_of_two());
-        let interval = mib.ok_or_else(wrong)?.ilog2() as usize;
+        last = (mib.ok_or_else(wrong)?.ilog2() as usize).min(INTERVALS - 1);
         if at == 0 {
-            intervals[..interval.min(INTERVALS)].fill(number);
+            intervals[..last].fill(number);
         }
-        if let Some(slot) = intervals.get_mut(interval) {
-            *slot = number;
-        }
-        next = interval + 1;
+        intervals[last] = number;
     }
     Ok(intervals)
 }
@@ -289,14 +326,14 @@ mod tests {
     #[test]
     fn a_recorded_run_may_have_settings_of_the_host() {
         let text = "pinned_use_background_threads:True, max_split_size_mb:64,garbage_collection_threshold:0.8";
-        let settings = AllocatorSettings::parse_recorded(text).expect("settings");
+        let settings = AllocatorSettings::parse_recorded(text, None).expect("settings");
         assert_eq!(settings, parsed("max_split_size_mb:64"));
         let threshold = AllocatorSettings::value(text, "garbage_collection_threshold");
         assert_eq!(threshold, Some("0.8"));
-        let host = AllocatorSettings::parse_recorded("pinned_num_register_threads:8");
+        let host = AllocatorSettings::parse_recorded("pinned_num_register_threads:8", None);
         assert_eq!(host, Ok(AllocatorSettings::DEFAULT));
-        assert!(AllocatorSettings::parse_recorded("backend:cudaMallocAsync").is_err());
-        assert!(AllocatorSettings::parse_recorded("").is_err());
+        assert!(AllocatorSettings::parse_recorded("backend:cudaMallocAsync", None).is_err());
+        assert!(AllocatorSettings::parse_recorded("", None).is_err());
     }
 
     #[test]
@@ -308,6 +345,33 @@ mod tests {
             .to_vec();
         assert_eq!(all, [8, 8, 8, 2, 4, 2, 4, 1, 1]);
         assert_eq!(parsed("roundup_power2_divisions:4").roundup, [4; INTERVALS]);
+        let beyond = parsed("roundup_power2_divisions:[16384:2,65536:4]").roundup;
+        assert_eq!(beyond[13..], [2, 2, 4]);
+    }
+
+    #[test]
+    fn the_part_for_larger_sizes_begins_where_the_version_lets_it() {
+        let divisions = |list: &str, torch| {
+            let text = format!("roundup_power2_divisions:{list}");
+            let settings = AllocatorSettings::parse_for(&text, torch).expect("settings");
+            settings.roundup[..4].to_vec()
+        };
+        for (torch, named, alone) in [
+            (Some("2.0.1+cu117"), [4, 8, 8, 8], [8, 8, 8, 8]),
+            (Some("2.9.1"), [4, 8, 8, 8], [8, 8, 8, 8]),
+            (Some("2.10.0"), [4, 2, 8, 8], [0, 8, 8, 8]),
+            (Some("2.15.0+cu132"), [4, 2, 8, 8], [0, 8, 8, 8]),
+            (None, [4, 2, 8, 8], [0, 8, 8, 8]),
+        ] {
+            assert_eq!(divisions("[1:4,2:2,>:8]", torch), named, "{torch:?}");
+            assert_eq!(divisions("[>:8]", torch), alone, "{torch:?}");
+        }
+        assert!(AllocatorSettings::depends_on_version(
+            "roundup_power2_divisions:[1:4,>:8]"
+        ));
+        assert!(!AllocatorSettings::depends_on_version(
+            "roundup_power2_divisions:[1:4]"
+        ));
     }
 
     #[test]

@@ -33,25 +33,41 @@ impl Default for AllocatorSettings {
     }
 }
 
-/// Begin of the part for all larger sizes (`>`) in `roundup_power2_divisions`.
+/// Parser of the settings, whose rules differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LargerSizes {
-    /// The last named size, whose own division it replaces (`CUDAAllocatorConfig::parseRoundUpPower2Divisions`,
-    /// c10/cuda/CUDAAllocatorConfig.cpp).
-    LastSize,
-    /// The size behind it (`AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`, c10/core/AllocatorConfig.cpp).
-    BehindLastSize,
+enum SettingsParser {
+    /// `CUDAAllocatorConfig::parseArgs` (c10/cuda/CUDAAllocatorConfig.cpp).
+    Cuda,
+    /// `AcceleratorAllocatorConfig::parseArgs` (c10/core/AllocatorConfig.cpp).
+    Accelerator,
 }
 
-/// First version with [`LargerSizes::BehindLastSize`].
-const FIRST_BEHIND: (u32, u32) = (2, 10);
+/// First version with [`SettingsParser::Accelerator`].
+const FIRST_ACCELERATOR: (u32, u32) = (2, 10);
 
-impl LargerSizes {
-    /// Returns the rule of a version of PyTorch; the newest if it is not known.
+impl SettingsParser {
+    /// Returns the parser of a version of PyTorch; the newest if it is not known.
     fn of_torch(version: Option<&str>) -> Self {
         match version.and_then(major_minor) {
-            Some(version) if version < FIRST_BEHIND => Self::LastSize,
-            _ => Self::BehindLastSize,
+            Some(version) if version < FIRST_ACCELERATOR => Self::Cuda,
+            _ => Self::Accelerator,
+        }
+    }
+
+    /// Least size of a block that is not split, in MiB.
+    const fn least_split(self) -> u64 {
+        match self {
+            Self::Cuda => 21,
+            Self::Accelerator => 20,
+        }
+    }
+
+    /// Index of the first interval of the part for all larger sizes (`>`), after the last named one. The older parser
+    /// lets it replace the division of that one.
+    const fn first_larger(self, last: usize) -> usize {
+        match self {
+            Self::Cuda => last,
+            Self::Accelerator => last + 1,
         }
     }
 }
@@ -87,7 +103,7 @@ impl AllocatorSettings {
     /// # Errors
     /// As [`Self::parse`].
     pub fn parse_for(text: &str, torch: Option<&str>) -> Result<Self, SettingsError> {
-        let larger = LargerSizes::of_torch(torch);
+        let parser = SettingsParser::of_torch(torch);
         let mut settings = Self::default();
         let mut given = Vec::new();
         for part in parts(text)? {
@@ -101,8 +117,9 @@ impl AllocatorSettings {
                 return Err(error(format!("{name} is given twice: give it once")));
             }
             given.push(name);
-            settings.set(name, value, larger)?;
+            settings.set(name, value, parser)?;
         }
+        settings.fit_large_segments(&given)?;
         if settings.expandable && !settings.large_segment.is_multiple_of(PAGE) {
             return Err(error(
                 "CUDA maps pages of 2 MiB: with expandable_segments, give an even large_segment_size_mb".to_owned(),
@@ -127,6 +144,26 @@ impl AllocatorSettings {
         }
     }
 
+    /// Checks and completes the settings whose least value is `large_segment_size_mb`, as
+    /// `AcceleratorAllocatorConfig::parseArgs` does.
+    fn fit_large_segments(&mut self, given: &[&str]) -> Result<(), SettingsError> {
+        if !given.contains(&"max_non_split_rounding_mb") {
+            self.max_non_split_rounding = self.large_segment;
+        }
+        for (name, size) in [
+            ("max_split_size_mb", self.max_split),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding),
+        ] {
+            if size < self.large_segment {
+                return Err(error(format!(
+                    "{name} is at least large_segment_size_mb, which is {}",
+                    self.large_segment / MIB
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the value that a text gives a setting.
     pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         let parts = parts(text).ok()?;
@@ -139,7 +176,12 @@ impl AllocatorSettings {
         Self::value(text, "roundup_power2_divisions").is_some_and(|list| list.contains('>'))
     }
 
-    fn set(&mut self, name: &str, value: &str, larger: LargerSizes) -> Result<(), SettingsError> {
+    fn set(
+        &mut self,
+        name: &str,
+        value: &str,
+        parser: SettingsParser,
+    ) -> Result<(), SettingsError> {
         match name {
             "expandable_segments" => {
                 self.expandable = match value {
@@ -148,10 +190,12 @@ impl AllocatorSettings {
                     _ => return Err(error("expandable_segments is True or False".to_owned())),
                 }
             }
-            "max_split_size_mb" => self.max_split = mib(name, value, 20)?,
-            "max_non_split_rounding_mb" => self.max_non_split_rounding = mib(name, value, 20)?,
-            "large_segment_size_mb" => self.large_segment = mib(name, value, 10)?.min(MOST),
-            "roundup_power2_divisions" => self.roundup = roundup(value, larger)?,
+            "max_split_size_mb" => self.max_split = mib(name, value, parser.least_split())?,
+            "max_non_split_rounding_mb" => {
+                self.max_non_split_rounding = mib(name, value, parser.least_split())?;
+            }
+            "large_segment_size_mb" => self.large_segment = mib(name, value, 11)?.min(MOST),
+            "roundup_power2_divisions" => self.roundup = roundup(value, parser)?,
             "garbage_collection_threshold" => {
                 return Err(error(
                     "garbage_collection_threshold acts only below the limit of \
@@ -252,15 +296,15 @@ fn parts(text: &str) -> Result<Vec<&str>, SettingsError> {
     Ok(parts)
 }
 
-/// Parses a size in MiB above `least`, as PyTorch limits it.
+/// Parses a size in MiB of at least `least`, as PyTorch limits it.
 fn mib(name: &str, value: &str, least: u64) -> Result<u64, SettingsError> {
-    let number = value.parse::<u64>().ok().filter(|number| *number > least);
+    let number = value.parse::<u64>().ok().filter(|number| *number >= least);
     let bytes = number.and_then(|number| number.checked_mul(MIB));
-    bytes.ok_or_else(|| error(format!("{name} is a number of MiB above {least}")))
+    bytes.ok_or_else(|| error(format!("{name} is a number of MiB of at least {least}")))
 }
 
 /// Parses `8`, or `[256:1,512:2,>:8]`: divisions from a size in MiB on.
-fn roundup(value: &str, larger: LargerSizes) -> Result<[u64; INTERVALS], SettingsError> {
+fn roundup(value: &str, parser: SettingsParser) -> Result<[u64; INTERVALS], SettingsError> {
     let wrong = || {
         error(
             "roundup_power2_divisions is a power of two such as 8, or a list such as [256:1,512:2,1024:4,>:8]"
@@ -286,8 +330,7 @@ fn roundup(value: &str, larger: LargerSizes) -> Result<[u64; INTERVALS], Setting
         let (from, number) = entry.split_once(':').ok_or_else(wrong)?;
         let number = divisions(number)?;
         if from.trim() == ">" {
-            let begin = last + usize::from(larger == LargerSizes::BehindLastSize);
-            intervals[begin..].fill(number);
+            intervals[parser.first_larger(last)..].fill(number);
             continue;
         }
         let mib = from
@@ -321,6 +364,23 @@ mod tests {
         let spaces = parsed(" expandable_segments : False , max_non_split_rounding_mb:30 ");
         assert!(!spaces.expandable);
         assert_eq!(spaces.max_non_split_rounding, 30 * MIB);
+    }
+
+    #[test]
+    fn the_rounding_of_whole_blocks_is_that_of_large_segments() {
+        let settings = parsed("large_segment_size_mb:64,max_split_size_mb:64");
+        assert_eq!(settings.max_non_split_rounding, 64 * MIB);
+        assert_eq!(
+            parsed("large_segment_size_mb:12").max_non_split_rounding,
+            12 * MIB
+        );
+        assert_eq!(parsed("max_split_size_mb:20").max_split, 20 * MIB);
+        let old = AllocatorSettings::parse_for("max_split_size_mb:20", Some("2.6.0"));
+        assert!(
+            old.expect_err("refused")
+                .to_string()
+                .contains("at least 21")
+        );
     }
 
     #[test]
@@ -393,10 +453,18 @@ mod tests {
             ("backend:cudaMallocAsync", "leave backend out"),
             ("pinned_use_background_threads:True", "leave it out"),
             ("per_process_memory_fraction:0.5", "not simulated"),
-            ("large_segment_size_mb:10", "above 10"),
+            ("large_segment_size_mb:10", "at least 11"),
+            (
+                "large_segment_size_mb:64,max_split_size_mb:63",
+                "at least large",
+            ),
+            (
+                "max_non_split_rounding_mb:30,large_segment_size_mb:64",
+                "which is 64",
+            ),
             ("large_segment_size_mb:13,expandable_segments:True", "even"),
-            ("max_split_size_mb:20", "above 20"),
-            ("max_split_size_mb:lots", "above 20"),
+            ("max_split_size_mb:19", "at least 20"),
+            ("max_split_size_mb:lots", "at least 20"),
             ("expandable_segments:yes", "True or False"),
             ("expandable_segments", "NAME:VALUE"),
             ("roundup_power2_divisions:3", "power of two"),

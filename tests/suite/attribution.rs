@@ -121,6 +121,7 @@ fn sum(suspects: &[(String, f64)], by: &str) -> f64 {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_training_is_explained_as_the_process_and_its_profiler_do() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -234,6 +235,7 @@ fn check_compiled(environment: &TestEnvironment, run: &PurposeRun, purposes: &Pu
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_training_that_inductor_compiled_is_explained() {
     let Some(environment) = TestEnvironment::take() else {
         return;

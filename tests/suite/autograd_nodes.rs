@@ -170,6 +170,7 @@ fn record(
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn every_block_of_a_backward_pass_is_of_the_node_and_the_line_that_pytorch_says() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -213,6 +213,7 @@ fn check_sums(environment: &TestEnvironment, file: &Path) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn memory_from_before_attach_is_explained_while_the_program_runs() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -238,6 +239,7 @@ fn memory_from_before_attach_is_explained_while_the_program_runs() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn attached_at_any_moment_nine_tenths_of_the_bytes_have_labels() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -265,6 +267,7 @@ fn attached_at_any_moment_nine_tenths_of_the_bytes_have_labels() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn with_a_pause_every_block_that_python_holds_has_its_label() {
     let Some(environment) = TestEnvironment::take() else {
         return;

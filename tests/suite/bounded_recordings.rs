@@ -58,6 +58,7 @@ fn check_sum(report: &Value) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_long_recording_stays_within_its_size_and_is_whole_when_memprobe_is_killed() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -82,6 +83,7 @@ fn a_long_recording_stays_within_its_size_and_is_whole_when_memprobe_is_killed()
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn each_process_of_a_directory_keeps_to_the_size() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -135,6 +137,7 @@ fn a_size_needs_a_file_and_the_compact_format() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_source_text_is_there_after_the_script_is_gone() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -94,6 +94,7 @@ fn without_probes(report: &Value) -> i64 {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_rush_is_recorded_within_the_budget_and_its_totals_are_right_whenever_it_waits() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -149,6 +150,7 @@ fn a_rush_is_recorded_within_the_budget_and_its_totals_are_right_whenever_it_wai
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_recording_that_ends_while_the_probes_are_off_ends_with_the_allocators_state() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -171,6 +173,7 @@ fn a_recording_that_ends_while_the_probes_are_off_ends_with_the_allocators_state
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn top_keeps_to_one_percent_unless_its_budget_is_off() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;

@@ -134,6 +134,7 @@ fn a_killed_memprobe_leaves_a_recording_that_can_be_read() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_name_chooses_the_format_unless_an_option_does() {
     let Some(environment) = TestEnvironment::take() else {
         return;

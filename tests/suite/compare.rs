@@ -79,6 +79,7 @@ fn rows(document: &Value) -> Vec<Value> {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_difference_of_two_runs_is_what_the_program_changed() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -133,6 +134,7 @@ fn two_iterations_of_one_recording_are_compared() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn ranks_are_compared_in_the_same_iteration() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -308,6 +308,7 @@ fn perfettos_trace_processor_answers_with_the_allocators_peak() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn pytorchs_command_line_reads_an_exported_snapshot() {
     let Some(environment) = TestEnvironment::take() else {
         return;

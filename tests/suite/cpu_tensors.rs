@@ -134,6 +134,7 @@ fn every_block_of_the_cpu_agrees_with_pytorchs_own_profiler() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn cpu_blocks_from_before_attach_are_unknown_and_said_so() {
     let Some(environment) = TestEnvironment::take() else {
         return;

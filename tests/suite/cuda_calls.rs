@@ -130,6 +130,7 @@ fn every_build() -> Vec<(Rc<Cuda>, Cudart)> {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn every_function_that_gives_out_memory_is_right_to_the_byte() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
@@ -256,6 +257,7 @@ fn a_program_that_fails_again_and_again_does_not_flood_the_recording() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_address_that_one_thread_frees_and_another_gets_at_once_is_right() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
@@ -298,6 +300,7 @@ fn calls_are_right_on_the_other_branch_of_the_entries() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn contexts_from_a_private_table_change_no_figure() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;

@@ -149,6 +149,7 @@ fn a_runtime_without_names_leaves_the_device_unknown_where_nothing_says_it() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn arrays_with_levels_are_right_to_the_byte_and_memory_of_others_is_not_counted() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;

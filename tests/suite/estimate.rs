@@ -165,6 +165,7 @@ fn compare(environment: &TestEnvironment, pytorch: &PyTorch, script: &[&str]) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn training_steps_are_estimated_within_three_percent() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -179,6 +180,7 @@ fn training_steps_are_estimated_within_three_percent() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn steps_of_other_optimizers_are_estimated_within_three_percent() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -195,6 +197,7 @@ fn steps_of_other_optimizers_are_estimated_within_three_percent() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_simulated_allocator_agrees_with_pytorchs_at_every_event() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -285,6 +288,7 @@ fn check_model_size(rows: &Value, sizes: &Path) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_recording_gives_the_same_estimate_as_the_run() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -350,6 +354,7 @@ fn examples_of_a_data_set_stay_with_the_host_and_batches_are_counted() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_estimate_says_whether_the_run_fits() {
     let Some(environment) = TestEnvironment::take() else {
         return;

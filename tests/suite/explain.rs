@@ -73,6 +73,7 @@ fn lines(text: &str) -> usize {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_leak_is_the_verdict_with_its_line_and_its_retainer() {
     let Some(stage) = Stage::set() else {
         return;
@@ -146,6 +147,7 @@ fn a_fragmented_process_has_its_cache_as_verdict_and_others_are_separate() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_server_that_keeps_its_answers_grows_without_iterations() {
     let Some(stage) = Stage::set() else {
         return;
@@ -165,6 +167,7 @@ fn a_server_that_keeps_its_answers_grows_without_iterations() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn files_are_explained_and_other_files_are_refused() {
     let Some(stage) = Stage::set() else {
         return;

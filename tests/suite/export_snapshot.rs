@@ -38,6 +38,7 @@ fn export(environment: &TestEnvironment, from: &Path, to: &Path) -> String {
 const SETTINGS: &str = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,1024:4],garbage_collection_threshold:0.7";
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_exported_history_is_pytorchs_own_of_the_same_run() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -122,6 +123,7 @@ fn compare_segments(environment: &TestEnvironment, pytorch: &PyTorch, (case, set
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn exported_segments_and_blocks_are_those_of_pytorch() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -139,6 +141,7 @@ fn exported_segments_and_blocks_are_those_of_pytorch() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn exported_segments_of_private_pools_and_expandable_ones_are_those_of_pytorch() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -258,6 +261,7 @@ fn remove_what_a_pickle_lacks(report: &mut Value) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_exported_snapshot_read_again_has_names_modules_categories_and_threads() {
     let Some(environment) = TestEnvironment::take() else {
         return;

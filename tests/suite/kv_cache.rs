@@ -138,6 +138,7 @@ fn compare(document: &Value, truth: &Truth) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn requests_have_the_blocks_that_the_program_counts() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -211,6 +212,7 @@ fn compare_slots(document: &Value, truth: &Truth, has_counts: bool) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn requests_have_the_token_slots_that_the_program_counts() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -271,6 +271,7 @@ fn check_peak(environment: &TestEnvironment, recording: &Path, has_names: bool) 
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_peak_is_the_same_however_late_memprobe_attaches() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -328,6 +329,7 @@ fn calls_and_weights_of_one_of_two_equal_models_are_one_row() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn sizes_of_modules_are_the_same_however_late_memprobe_attaches() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -371,6 +373,7 @@ fn what_a_checkpoint_computes_again_is_known_however_late_memprobe_attaches() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
     /// Width of the discriminator's hidden layer.
     const NARROW: u64 = 100;
@@ -470,6 +473,7 @@ fn what_a_server_keeps_and_computes_is_the_same_however_late_memprobe_attaches()
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn models_in_a_list_have_their_own_sizes_and_names_however_late_memprobe_attaches() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -199,6 +199,7 @@ fn a_window_that_is_closed_ends_the_screen_and_not_the_training() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn signals_give_the_terminal_back() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -277,6 +278,7 @@ fn a_process_is_attached_to_by_a_part_of_its_command_line() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn several_processes_of_a_name_are_listed_with_their_numbers() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -41,6 +41,7 @@ impl Recorded {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn every_event_of_a_pickled_history_is_pytorchs_own() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -169,6 +169,7 @@ fn a_directory_of_recordings_is_no_link_and_nobody_elses() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn what_is_written_belongs_to_the_caller_alone() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -102,6 +102,7 @@ fn shows_a_stopped_process_on_the_screens() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn says_of_an_ending_process_that_it_ends() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -351,6 +351,7 @@ fn is_traced(pid: u32) -> bool {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -383,6 +384,7 @@ fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -41,6 +41,7 @@ fn allocated(screen: &str) -> String {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_recording_is_shown_at_its_peak_its_failure_and_any_event() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -102,6 +103,7 @@ fn is_whole(shown: &str) -> bool {
 const ITERATIONS: u64 = 180;
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_long_recording_is_shown_before_it_is_read() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -88,6 +88,7 @@ fn assert_goes_on(environment: &TestEnvironment, mut target: Background) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn two_memprobes_on_one_target_agree() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -161,6 +162,7 @@ fn timeless(event: &Event) -> Event {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -219,6 +221,7 @@ fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn control_c_and_a_polite_kill_end_a_recording_cleanly() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -265,6 +268,7 @@ fn a_recording_ends_after_its_duration() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_recording_goes_to_standard_output_for_a_pipe() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -161,6 +161,7 @@ fn check_parameters(truth: &Truth, sizes: &[Value]) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -119,6 +119,7 @@ impl Random {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -164,6 +165,7 @@ fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn snapshots_of_a_process_that_does_not_stand_still_agree_with_its_allocator() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -195,6 +197,7 @@ fn allocated(snapshot: &Snapshot) -> u64 {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn without_blocking_no_thread_is_ever_stopped() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -206,6 +206,7 @@ fn tensors_of_the_cpu_are_listed_where_they_are_asked_for() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn tensors_saved_for_backward_name_their_operation() {
     let least = Least {
         tensors: 300,
@@ -216,6 +217,7 @@ fn tensors_saved_for_backward_name_their_operation() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn tensors_saved_for_backward_name_their_operation_under_another_malloc() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -244,6 +246,7 @@ fn tensors_saved_for_backward_name_their_operation_under_another_malloc() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_model_of_two_thousand_modules_is_known_by_name() {
     let least = Least {
         tensors: 12_000,

@@ -165,6 +165,7 @@ fn memory_adds_up_before_during_and_after() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn each_refusal_leaves_the_process_running() {
     let Some(stage) = Stage::set() else { return };
     let process = stage.start(32);
@@ -210,6 +211,7 @@ fn running_work_that_does_not_end_is_waited_for_as_long_as_the_limit() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_driver_that_does_not_return_is_left_and_the_process_can_be_resumed() {
     let Some(stage) = Stage::set() else { return };
     let process = stage.start(32);
@@ -528,6 +530,7 @@ fn a_driver_that_cannot_do_it_is_named() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_ledger_of_a_suspended_process_stays_and_says_so() {
     if PyTorch::simulated().is_none() {
         return;

@@ -288,6 +288,7 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;
@@ -362,6 +363,7 @@ fn look_at_each_screen(screen: &mut Terminal) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn processes_come_and_go_on_the_screen() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;
@@ -388,6 +390,7 @@ fn processes_come_and_go_on_the_screen() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;
@@ -432,6 +435,7 @@ fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn each_rank_shows_the_gpus_that_it_uses() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;

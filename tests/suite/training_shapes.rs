@@ -180,6 +180,7 @@ fn check_leak(environment: &TestEnvironment, keep: &str, kept: u64, manners: &[M
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_leak_after_each_step_is_no_input() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -236,6 +237,7 @@ fn inputs_while_held(environment: &TestEnvironment, options: &[&str], is_late: b
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn data_that_a_variable_holds_from_before_the_loop_is_input() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -275,6 +277,7 @@ const BACKWARD: u64 = SCALAR + OUTPUT + 2 * HIDDEN;
 
 /// The end of a backward pass on the CPU shows in no event.
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn gradients_on_the_cpu_are_known_by_the_sizes_of_the_parameters_or_unknown() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -318,6 +321,7 @@ fn gradients_on_the_cpu_are_known_by_the_sizes_of_the_parameters_or_unknown() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_optimizer_of_the_program_leaves_gradients_and_iterations_known() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -55,6 +55,7 @@ fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -232,6 +232,7 @@ fn check_page(cause: &str, document: &Value, holder: u32) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn each_cause_is_named_for_each_caller_before_its_process_ends() {
     let Some(stage) = Stage::set(TestEnvironment::take()) else {
         return;

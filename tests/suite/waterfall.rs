@@ -362,6 +362,7 @@ fn sum_of(used: i64) -> String {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_screen_follows_the_process_and_has_the_rows_of_the_report() {
     let Some(stage) = Stage::set() else { return };
     let pools = stage.pools();
@@ -397,6 +398,7 @@ fn the_screen_follows_the_process_and_has_the_rows_of_the_report() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn owners_are_the_known_ones_and_add_up_to_the_byte() {
     let Some(stage) = Stage::set() else { return };
     for pytorch in stage.environment.pytorches_on(On::Newest) {
@@ -440,6 +442,7 @@ fn what_was_there_before_attach_is_the_difference_to_the_driver() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn pools_that_sleep_and_wake_agree_with_pytorch_and_the_driver() {
     let Some(stage) = Stage::set() else { return };
     let pools = stage.pools();
@@ -461,6 +464,7 @@ fn pools_that_sleep_and_wake_agree_with_pytorch_and_the_driver() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn pools_that_sleep_or_wake_after_a_late_attach_agree_with_the_driver() {
     let Some(stage) = Stage::set() else { return };
     let pools = stage.pools();
@@ -530,6 +534,7 @@ fn memory_that_sleeps_has_the_tag_that_the_program_gave_it() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_pool_of_managed_memory_is_reserved_and_nothing_twice() {
     let Some(stage) = Stage::set() else { return };
     let pools = stage.pools();

@@ -78,6 +78,7 @@ fn row(device: &Value, run: &str) -> u64 {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
     let Some(environment) = TestEnvironment::take() else {
         return;

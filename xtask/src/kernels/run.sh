@@ -10,7 +10,7 @@ run() {
     program=$1
     shift
     echo "@start $program"
-    "/run/tests/bin/$program" --test-threads=1 --show-output "$@"
+    "/run/tests/bin/$program" --test-threads=1 --show-output --include-ignored "$@"
     echo "@end $program $?"
 }
 echo "@kernel $(uname -r)"

@@ -26,7 +26,7 @@ use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
 use features::Feature;
 use outcome::{Skip, Skipped};
-use programs::{Job, Report};
+use programs::{Job, LongTests, Report, Settings};
 use skips::Machine;
 use steps::{Steps, Times};
 
@@ -35,7 +35,7 @@ use steps::{Steps, Times};
 pub enum Extent {
     /// All tests.
     Everything,
-    /// Every feature once: one PyTorch on two Pythons.
+    /// Every feature once: one PyTorch on two Pythons, without the tests that are marked as long.
     Short,
     /// Tests that need neither PyTorch nor root.
     WithoutPyTorch,
@@ -44,7 +44,8 @@ pub enum Extent {
 /// Options of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Run everything, as CI does: every tested PyTorch and Python, and another kernel
+    /// Run everything, as CI does: long tests, every tested PyTorch and Python, another kernel, packages
+    /// and benchmarks
     #[arg(long, conflicts_with = "no_pytorch")]
     all: bool,
     /// Leave out the integration tests, which need PyTorch and root
@@ -92,6 +93,9 @@ const TESTS: &str = "tests";
 
 /// Name of the step that runs each benchmark once, since one that nobody runs may fail.
 const BENCHMARKS: &str = "benchmarks, once each";
+
+/// Name of the step that runs the examples of the sources.
+const EXAMPLES: &str = "examples in the documentation";
 
 /// Environment variables of the test programs.
 type Variables = Vec<(String, OsString)>;
@@ -178,7 +182,10 @@ fn announce(extent: Extent) -> Result<()> {
 fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     let mut names = Vec::new();
     if only.is_empty() {
-        names.extend(["format", "lints", PACKAGE]);
+        names.extend(["format", "lints"]);
+        if extent == Extent::Everything {
+            names.push(PACKAGE);
+        }
     }
     if extent != Extent::WithoutPyTorch {
         names.push(MEMPROBE);
@@ -192,7 +199,10 @@ fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     }
     names.push(TESTS);
     if only.is_empty() {
-        names.extend([BENCHMARKS, "examples in the documentation"]);
+        if extent == Extent::Everything {
+            names.push(BENCHMARKS);
+        }
+        names.push(EXAMPLES);
     }
     names
 }
@@ -246,17 +256,17 @@ impl Run<'_> {
             self.run_suite_on(&object, programs, variables)?;
         }
         if self.features.is_empty() {
-            // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
-            // fewer features, and cargo compiles memprobe again.
-            let mut benchmarks = cargo(self.repository);
-            benchmarks.args(["test", "--workspace", "--bench", "*"]);
-            self.steps
-                .take(BENCHMARKS, || process::run(&mut benchmarks))?;
+            if self.extent == Extent::Everything {
+                // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
+                // fewer features, and cargo compiles memprobe again.
+                let mut benchmarks = cargo(self.repository);
+                benchmarks.args(["test", "--workspace", "--bench", "*"]);
+                self.steps
+                    .take(BENCHMARKS, || process::run(&mut benchmarks))?;
+            }
             let mut examples = cargo(self.repository);
             examples.args(["test", "--workspace", "--doc"]);
-            self.steps.take("examples in the documentation", || {
-                process::run(&mut examples)
-            })?;
+            self.steps.take(EXAMPLES, || process::run(&mut examples))?;
         }
         Ok(())
     }
@@ -278,13 +288,27 @@ impl Run<'_> {
         let memprobe = target.join("release/memprobe");
         variables.push(("MEMPROBE_BIN".to_owned(), memprobe.into()));
         variables.push(("MEMPROBE_BPF_OBJECT".to_owned(), object.into()));
+        let long_tests = self.long_tests();
         let report = self.steps.take("tests on the fresh object", || {
             process::run(&mut build)?;
             let jobs = programs.into_iter().map(Job::Program).collect();
-            programs::run(jobs, &variables, &mut Times::default())
+            let settings = Settings {
+                variables: &variables,
+                long_tests,
+            };
+            programs::run(jobs, settings, &mut Times::default())
         })?;
         self.report.add(report);
         Ok(())
+    }
+
+    /// Returns the treatment of long tests, which a feature that was asked for includes.
+    fn long_tests(&self) -> LongTests {
+        if self.extent == Extent::Everything || !self.features.is_empty() {
+            LongTests::Run
+        } else {
+            LongTests::LeaveOut
+        }
     }
 
     fn check_sources(&mut self) -> Result<()> {
@@ -299,6 +323,9 @@ impl Run<'_> {
         })?;
         self.steps
             .take("lints", || lints::check(|| cargo(self.repository)))?;
+        if self.extent != Extent::Everything {
+            return Ok(());
+        }
         self.steps
             .take(PACKAGE, || crate::package::check(self.repository))
     }
@@ -349,11 +376,15 @@ impl Run<'_> {
             })));
         }
         let mut times = self.steps.times.clone();
+        let settings = Settings {
+            variables,
+            long_tests: self.long_tests(),
+        };
         let report = self.steps.take(TESTS, || {
             for (variable, value) in variables {
                 println!("  {variable}={}", Path::new(value).display());
             }
-            programs::run(jobs, variables, &mut times)
+            programs::run(jobs, settings, &mut times)
         })?;
         self.steps.times.merge(times);
         self.report.add(report);
@@ -398,8 +429,14 @@ fn mount_tracefs() -> Result<()> {
 
 /// Counts the tests in the sources of the suite: a build to list them would take minutes.
 fn count_tests(repository: &Repository) -> Result<usize> {
+    let sources = suite_sources(repository)?;
+    Ok(sources.iter().map(|(_, text)| tests_in(text)).sum())
+}
+
+/// Returns the sources of the suite's programs, with their paths.
+fn suite_sources(repository: &Repository) -> Result<Vec<(PathBuf, String)>> {
     let folder = repository.root().join(SUITE_FOLDER).join("suite");
-    let mut count = 0;
+    let mut sources = Vec::new();
     let entries = std::fs::read_dir(&folder);
     for entry in entries.with_context(|| format!("cannot list {}", folder.display()))? {
         let source = entry?.path();
@@ -408,10 +445,11 @@ fn count_tests(repository: &Repository) -> Result<usize> {
             .extension()
             .is_some_and(|extension| extension == "rs")
         {
-            count += tests_in(&std::fs::read_to_string(source)?);
+            let text = std::fs::read_to_string(&source)?;
+            sources.push((source, text));
         }
     }
-    Ok(count)
+    Ok(sources)
 }
 
 /// Counts the tests in a source.
@@ -430,6 +468,16 @@ mod tests {
     fn the_tests_of_the_suite_are_counted() {
         assert_eq!(tests_in("#[test]\nfn a() {}\n    #[test]\n// #[test]\n"), 2);
         assert!(count_tests(&Repository::here()).unwrap() > 100);
+    }
+
+    #[test]
+    fn every_feature_has_a_test_that_is_not_long() {
+        let long = format!("#[ignore = \"{}\"]", skips::LONG);
+        for (path, text) in suite_sources(&Repository::here()).unwrap() {
+            let ignored = text.matches("#[ignore").count();
+            assert_eq!(text.matches(&long).count(), ignored, "{}", path.display());
+            assert!(tests_in(&text) > ignored, "{}", path.display());
+        }
     }
 
     #[test]

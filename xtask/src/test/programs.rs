@@ -80,6 +80,30 @@ fn programs(messages: &str) -> Vec<TestProgram> {
         .collect()
 }
 
+/// Treatment of the tests that are marked as long ([`super::skips::LONG`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LongTests {
+    Run,
+    LeaveOut,
+}
+
+impl LongTests {
+    /// Returns the options of libtest.
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Run => &["--include-ignored"],
+            Self::LeaveOut => &[],
+        }
+    }
+}
+
+/// Variables and selection of the tests of all programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings<'a> {
+    pub variables: &'a [(String, OsString)],
+    pub long_tests: LongTests,
+}
+
 /// Work beside other work.
 pub enum Job<'a> {
     Program(TestProgram),
@@ -99,12 +123,12 @@ impl Job<'_> {
     }
 
     /// Runs the job and adds its outcome to the report.
-    fn run(self, variables: &[(String, OsString)], report: &Mutex<Report>) -> Result<()> {
+    fn run(self, settings: Settings, report: &Mutex<Report>) -> Result<()> {
         match self {
             Self::Program(program) => {
                 // The tests of memprobe run CUDA programs too, and take no slot themselves.
                 let turn = (!program.takes_slots()).then(slot).transpose()?;
-                let output = program.run(variables)?;
+                let output = program.run(settings)?;
                 drop(turn);
                 program.print(&output);
                 report.lock().expect(RUNS).add_program(&program, &output);
@@ -239,9 +263,8 @@ fn usual_time(name: &str) -> Duration {
 /// Message for a lock that a panicking thread would poison.
 const RUNS: &str = "no run panics";
 
-/// Runs all jobs, the programs with these variables. Prints each output when its program ends, and
-/// the work left. A failure does not stop the others.
-pub fn run(jobs: Vec<Job>, variables: &[(String, OsString)], times: &mut Times) -> Result<Report> {
+/// Runs all jobs. Prints each output when its program ends, and the work left. A failure does not stop the others.
+pub fn run(jobs: Vec<Job>, settings: Settings, times: &mut Times) -> Result<Report> {
     let queue = Mutex::new(Queue::new(jobs, times));
     let report = Mutex::new(Report::default());
     let times = Mutex::new(times);
@@ -250,7 +273,7 @@ pub fn run(jobs: Vec<Job>, variables: &[(String, OsString)], times: &mut Times) 
     let one_after_the_other = || -> Result<()> {
         while let Some(job) = next() {
             let (name, began) = (job.name(), Instant::now());
-            job.run(variables, &report)?;
+            job.run(settings, &report)?;
             let took = began.elapsed();
             let mut queue = queue.lock().expect(RUNS);
             queue.running.retain(|running| *running != name);
@@ -277,17 +300,18 @@ pub fn run(jobs: Vec<Job>, variables: &[(String, OsString)], times: &mut Times) 
 
 impl TestProgram {
     /// Runs it to its end. Its output goes to files: a process that a failed test leaves behind would keep a pipe open.
-    fn run(&self, variables: &[(String, OsString)]) -> Result<Output> {
+    fn run(&self, settings: Settings) -> Result<Output> {
         let starting = || format!("cannot start {}", self.executable.display());
         let mut printed = [tempfile::tempfile()?, tempfile::tempfile()?];
         let [stdout, stderr] = [printed[0].try_clone()?, printed[1].try_clone()?];
         let status = Command::new(&self.executable)
             .arg(SHOW_OUTPUT)
+            .args(settings.long_tests.options())
             .current_dir(&self.package)
             .env("CARGO_MANIFEST_DIR", &self.package)
             // The committed object is tested, unless the variables name another one.
             .env_remove("MEMPROBE_BPF_OBJECT")
-            .envs(variables.iter().cloned())
+            .envs(settings.variables.iter().cloned())
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(stderr)
@@ -407,7 +431,11 @@ mod tests {
             Job::Program(of("crashed", "running 3 tests", 1)),
             Job::Program(of("lied", good, 1)),
         ];
-        let mut report = run(jobs, &[], &mut Times::default()).expect("they start");
+        let settings = Settings {
+            variables: &[],
+            long_tests: LongTests::LeaveOut,
+        };
+        let mut report = run(jobs, settings, &mut Times::default()).expect("they start");
         report.failed.sort();
         assert_eq!(report.outcome.to_string(), "3 passed, 3 failed, 3 skipped");
         assert_eq!(

@@ -6,6 +6,14 @@ use super::Extent;
 use super::outcome::Skip;
 use crate::process;
 
+/// Reason of a test of the suite that only a run of everything, or of its feature, includes: it takes more than 8 s.
+pub const LONG: &str = "long: cargo xtask test --all";
+
+/// True if a test was left out because it is long.
+pub fn is_long(skip: &Skip) -> bool {
+    skip.reason.strip_prefix("ignored, ") == Some(LONG)
+}
+
 /// Facts about this machine and run that excuse skips.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
@@ -152,6 +160,7 @@ const EXPECTED: &[Expected] = &[
     }),
     expected("consumers::", "npm/node_modules", |it| !it.has_npm),
     expected("a PyTorch", "no Python", |it| !it.installs_packages),
+    expected("", LONG, |it| it.extent == Extent::Short),
     // Chosen by --no-pytorch.
     expected("", "--no-pytorch", |it| it.extent == Extent::WithoutPyTorch),
     expected("", "names no PyTorch", |it| {
@@ -238,6 +247,19 @@ mod tests {
         };
         assert!(machine().expects(&of_old) && !machine().expects(&of_new));
         assert!(old.expects(&of_new) && !old.expects(&of_old));
+    }
+
+    #[test]
+    fn a_long_test_is_left_out_of_a_short_run_alone() {
+        let long = skip("top::x", "ignored, long: cargo xtask test --all");
+        let other = skip("top::x", "ignored, it fails");
+        assert!(is_long(&long) && !is_long(&other));
+        let short = Machine {
+            extent: Extent::Short,
+            ..machine()
+        };
+        assert!(short.expects(&long) && !short.expects(&other));
+        assert!(!machine().expects(&long));
     }
 
     #[test]

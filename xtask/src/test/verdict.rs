@@ -2,9 +2,9 @@
 
 use anyhow::{Result, bail};
 
-use super::outcome::Skipped;
+use super::outcome::{Skip, Skipped};
 use super::programs::Report;
-use super::skips::Machine;
+use super::skips::{self, Machine};
 
 /// Prints the counts and the reasons of skips. Fails if a test failed, or was skipped although this
 /// machine can run it.
@@ -12,7 +12,16 @@ pub fn judge(report: &Report, machine: &Machine) -> Result<()> {
     let outcome = &report.outcome;
     let mut unexpected = 0;
     println!("\n== skipped");
-    for skip in &outcome.skips {
+    let is_left_out = |skip: &Skip| skips::is_long(skip) && machine.expects(skip);
+    let long = outcome
+        .skips
+        .iter()
+        .filter(|skip| is_left_out(skip))
+        .count();
+    if long > 0 {
+        println!("  {long} tests that are {}", skips::LONG);
+    }
+    for skip in outcome.skips.iter().filter(|skip| !is_left_out(skip)) {
         let part = match skip.extent {
             Skipped::Whole => "",
             Skipped::Part => " (in part)",
@@ -42,7 +51,6 @@ pub fn judge(report: &Report, machine: &Machine) -> Result<()> {
 mod tests {
     use super::*;
     use crate::test::Extent;
-    use crate::test::outcome::Skip;
 
     fn report(skip: &str, failed: &[&str]) -> Report {
         let mut report = Report {

@@ -193,9 +193,11 @@ mod tests {
     #[test]
     fn stacks_beyond_the_frames_of_a_recording_are_refused() {
         let (document, lists) = lists((1..=3).map(line).collect());
-        let mut stacks = PickledStacks::default();
         // One for the stack, one for each frame; a stack that is known costs nothing.
-        stacks.frames_left = 8;
+        let mut stacks = PickledStacks {
+            frames_left: 8,
+            ..PickledStacks::default()
+        };
         let none = StackFacts::default();
         let of =
             |stacks: &mut PickledStacks, at: usize| stacks.of(&document, Some(lists[at]), none);
@@ -217,8 +219,10 @@ mod tests {
         };
         let long = frame(Plain::long(100 * TEXT_OF_FRAME));
         let (document, lists) = lists(vec![Plain::same(50, long)]);
-        let mut stacks = PickledStacks::default();
-        stacks.frames_left = 4000;
+        let mut stacks = PickledStacks {
+            frames_left: 4000,
+            ..PickledStacks::default()
+        };
         let id = stacks.of(&document, Some(lists[0]), StackFacts::default());
         assert_eq!((id, stacks.refused), (StackId::NONE, 1));
     }

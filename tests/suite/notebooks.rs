@@ -175,7 +175,7 @@ fn outputs(
     command
         .env("PYTHONPATH", paths)
         .env("MEMPROBE_BIN", environment.memprobe().get_program())
-        .env("MEMPROBE_TEST_OUTPUT", user.kept());
+        .env("RECORDED_CELL", user.kept());
     let finished = Background::start(&mut command).finish().succeeded();
     let last = finished.stdout.lines().last().expect("a line");
     serde_json::from_str(last).expect("JSON")

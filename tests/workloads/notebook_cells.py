@@ -34,7 +34,7 @@ print(json.dumps({
 }))
 """.replace("json.dumps", "__import__('json').dumps"),
     """import os
-output = os.environ["MEMPROBE_TEST_OUTPUT"]
+output = os.environ["RECORDED_CELL"]
 %memprobe -o $output fifth = torch.empty(7000, device="cuda")
 """,
     "%%memprobe\n1 / 0",

@@ -1,19 +1,24 @@
 //! Recordings, from the file to the tables of a report and to an export.
 
 use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 /// First bytes of a compact recording in version 1 (docs/mprb.md).
 const PREAMBLE: &[u8; 12] = b"\x89MPRB\r\n\x1a\x01\0\0\0";
 
+use memprobe::estimate::AllocatorSettings;
+use memprobe::estimate::what_if::{WhatIf, WhatIfFacts};
 use memprobe::event::{Target, TimeNs};
 use memprobe::export::{ExportFormat, ExportMoment, ExportRequest, write_export};
 use memprobe::ledger::totals_curve::TotalsCurve;
-use memprobe::ledger::{Ledger, MAX_POINTS};
+use memprobe::ledger::{Analysis, AnalyzedLedger, Ledger, MAX_POINTS};
 use memprobe::recording::{
     PICKLE_FIRST_BYTE, Reader, SeekableRecording, copy_pickle, decode_curve,
 };
 use memprobe::replay::Player;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Reads a recording, applies its events, and exports it.
 pub fn read(data: &[u8]) {
@@ -37,11 +42,62 @@ pub fn read(data: &[u8]) {
     let _ = copy_pickle(data, &mut io::sink());
 }
 
-/// Reads a memory snapshot that PyTorch pickled.
+/// Reads a memory snapshot that PyTorch pickled, exports it as one again, and replays it under its own and other
+/// settings of the allocator.
 pub fn read_pickle(data: &[u8]) {
-    if data.first() == Some(&PICKLE_FIRST_BYTE) {
-        read(data);
+    if data.first() != Some(&PICKLE_FIRST_BYTE) {
+        return;
     }
+    read(data);
+    export_again(data);
+    let Ok(reader) = Reader::new(data) else {
+        return;
+    };
+    let target = reader.header().target.clone();
+    let conf = target.allocator_conf.as_deref();
+    let recorded =
+        conf.map(|conf| AllocatorSettings::parse_recorded(conf, target.torch.as_deref()));
+    let recorded = recorded.and_then(Result::ok);
+    let recorded = recorded.unwrap_or_default();
+    let Some(facts) = replayed(data, WhatIfFacts::with_settings(recorded)) else {
+        return;
+    };
+    let expandable = AllocatorSettings {
+        expandable: true,
+        ..recorded
+    };
+    for wanted in [AllocatorSettings::DEFAULT, expandable] {
+        let what_if = replayed(data, WhatIf::new(facts.clone(), wanted));
+        let _ = what_if.map(|what_if| what_if.results(0));
+    }
+}
+
+/// Exports a recording as PyTorch's snapshot, from a file: that reads it twice.
+fn export_again(data: &[u8]) {
+    let file = memfd_create(c"recording", MemfdFlags::CLOEXEC).expect("a file in memory");
+    rustix::io::write(&file, data).expect("written");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    if let Ok(reader) = Reader::open(Path::new(&path)) {
+        let request = ExportRequest {
+            format: ExportFormat::MemoryViz,
+            moment: ExportMoment::End,
+            rank: None,
+        };
+        let mut exported = Vec::new();
+        if write_export(reader, request, &AtomicU64::new(0), &mut exported).is_ok() {
+            assert!(Reader::new(&*exported).is_ok());
+        }
+    }
+}
+
+/// Replays a recording to its end.
+fn replayed<A: Analysis>(data: &[u8], analysis: A) -> Option<A> {
+    let mut reader = Reader::new(data).ok()?;
+    let mut replay = AnalyzedLedger::new(Target::default(), TimeNs(0), analysis);
+    for event in reader.by_ref() {
+        replay.apply(&event.ok()?);
+    }
+    Some(replay.analyses)
 }
 
 /// Reads the payload of a frame of a curve, and draws all time from it.

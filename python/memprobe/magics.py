@@ -43,9 +43,9 @@ class MemprobeMagics(Magics):
         before = "" if cell is None else "\n"
         name, steps = self._compile(source, before)
         with tempfile.TemporaryDirectory(prefix="memprobe-") as folder:
-            file = options.output or os.path.join(folder, "cell.mprb")
+            file = os.path.abspath(os.path.expanduser(options.output or os.path.join(folder, "cell.mprb")))
             detail = ["--detail", options.detail] if options.detail else []
-            recording = Recording(command, os.path.abspath(os.path.expanduser(file)), detail)
+            recording = Recording(command, file, detail)
             recording.start()
             try:
                 for step in steps:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 
 PROGRAM_VARIABLE = "MEMPROBE_BIN"
 
@@ -19,13 +20,16 @@ class MemprobeError(Exception):
 
 def find_program(given=None):
     """Returns the path of the program: the given one, that of MEMPROBE_BIN, or the one on PATH."""
-    wanted = given or os.environ.get(PROGRAM_VARIABLE) or "memprobe"
+    wanted = os.path.expanduser(given or os.environ.get(PROGRAM_VARIABLE) or "memprobe")
     found = shutil.which(wanted)
-    if found is None:
-        raise MemprobeError(
-            f"no program {wanted}: install memprobe, or name it with --program PATH or the variable {PROGRAM_VARIABLE}"
-        )
-    return os.path.realpath(found)
+    if found is not None:
+        return os.path.realpath(found)
+    closed = shutil.which(wanted, mode=os.F_OK)
+    if closed is not None and os.path.isfile(closed):
+        raise MemprobeError(advice_on_closed(closed))
+    raise MemprobeError(
+        f"no program {wanted}: install memprobe, or name it with --program PATH or the variable {PROGRAM_VARIABLE}"
+    )
 
 
 def recording_command(program):
@@ -35,7 +39,7 @@ def recording_command(program):
     sudo = shutil.which("sudo")
     if sudo is None:
         raise MemprobeError(
-            "recording needs root, and there is no sudo: start the notebook's server as root, or install sudo"
+            "recording needs root, and there is no sudo on PATH: install sudo, or start the notebook's server as root"
         )
     return [sudo, "-n", "--", program]
 
@@ -45,6 +49,16 @@ def _has_capabilities(program):
         return bool(os.getxattr(program, CAPABILITIES))
     except OSError:
         return False
+
+
+def advice_on_closed(program):
+    """Returns what to do if this user may not run the program."""
+    status = os.stat(program)
+    advice = "name another one with --program PATH"
+    if status.st_mode & stat.S_IXGRP:
+        group = _group(status.st_gid)
+        advice = f"join its group with `sudo usermod -aG {group} {_user()}` and log in again, or {advice}"
+    return f"{_user()} may not run {program}: {advice}"
 
 
 def advice_on_sudo(program, message):
@@ -62,3 +76,12 @@ def _user():
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
+
+
+def _group(gid):
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

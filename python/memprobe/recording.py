@@ -20,10 +20,16 @@ START_LIMIT = 60
 STOP_LIMIT = 120
 
 # Gives the command a terminal of its own, through which Ctrl-C also reaches a program that sudo runs as root.
-TERMINAL = (
-    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    "os.execv(sys.argv[1], sys.argv[1:])"
-)
+TERMINAL = """
+import errno, fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+try:
+    os.execv(sys.argv[1], sys.argv[1:])
+except OSError as error:
+    advice = ": the machine withholds a capability that `getcap` shows of it" if error.errno == errno.EPERM else ""
+    sys.exit(f"{sys.argv[1]} cannot be started: {error.strerror}{advice}")
+"""
 
 CTRL_C = b"\x03"
 
@@ -43,8 +49,16 @@ class Recording:
         self.began_before_pytorch = False
 
     def start(self):
-        """Returns once the probes are in place."""
+        """Returns once the probes are in place. Otherwise nothing is recorded any more."""
         self._terminal, terminal = pty.openpty()
+        try:
+            self._start(terminal)
+        except BaseException:
+            # KeyboardInterrupt too: the user need not wait for the probes.
+            self._abandon()
+            raise
+
+    def _start(self, terminal):
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", TERMINAL, *self._command, *self._arguments],
@@ -83,6 +97,18 @@ class Recording:
         if self._process.returncode != 0:
             raise self._failure("the recording failed")
 
+    def _abandon(self):
+        """Ends a recorder that did not begin to record."""
+        deadline = time.monotonic() + STOP_LIMIT
+        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
+            # Its terminal may not be its own yet, so that Ctrl-C is lost.
+            os.write(self._terminal, CTRL_C)
+            try:
+                self._process.wait(1)
+            except subprocess.TimeoutExpired:
+                pass
+        os.close(self._terminal)
+
     def notes(self):
         """Returns the recorder's warnings."""
         return [line for line in self._said if "warning" in line or "lost" in line and "lost 0" not in line]
@@ -108,8 +134,6 @@ class Recording:
         said = "\n".join(self._said[-5:])
         if len(self._command) > 1 and "sudo:" in said:
             return MemprobeError(advice_on_sudo(self._program, said.replace("sudo: ", "")))
-        if self._process.poll() is None:
-            os.write(self._terminal, CTRL_C)
         return MemprobeError(f"{what}:\n{said}" if said else what)
 
 

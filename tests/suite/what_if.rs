@@ -11,7 +11,7 @@ use serde_json::Value;
 const SETTINGS: [&str; 6] = [
     "expandable_segments:True",
     "max_split_size_mb:32",
-    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:[1:4,8:2,>:8]",
     "max_split_size_mb:40,max_non_split_rounding_mb:60",
     "large_segment_size_mb:36,max_split_size_mb:64",
     "large_segment_size_mb:48,expandable_segments:True",

@@ -33,9 +33,21 @@ print(json.dumps({
     "elsewhere": {place: memory.live for place, memory in cell.elsewhere.items()},
 }))
 """.replace("json.dumps", "__import__('json').dumps"),
-    '%memprobe fifth = torch.empty(7000, device="cuda")',
+    """import os
+output = os.environ["RECORDED_CELL"]
+%memprobe -o $output fifth = torch.empty(7000, device="cuda")
+""",
     "%%memprobe\n1 / 0",
     "%memprobe --program /missing x = 1",
+    # A program of root alone.
+    "%memprobe --program {output}.closed x = 1",
+    """os.environ["PATH"] = "/missing"
+%memprobe x = 1
+""",
+    # The folder has a sudo that asks for a password.
+    """os.environ["PATH"] = output + ".refused"
+%memprobe x = 1
+""",
 ]
 
 

@@ -20,7 +20,7 @@ pub struct Target {
     pub python: Option<String>,
     /// Version, such as `2.15.0+cu132`.
     pub torch: Option<String>,
-    /// Settings of PyTorch's CUDA allocator in the environment: `PYTORCH_ALLOC_CONF` or `PYTORCH_CUDA_ALLOC_CONF`. Calls
+    /// Settings of PyTorch's CUDA allocator in the environment: `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`. Calls
     /// that change them at run time are not seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocator_conf: Option<String>,

@@ -53,6 +53,11 @@ pub enum RecordingError {
     )]
     PickledObject { offset: u64 },
     #[error(
+        "the pickle has the same list for several segments or devices, which PyTorch never writes: give the file that \
+         `torch.cuda.memory._dump_snapshot(FILE)` wrote"
+    )]
+    PickleRepeated,
+    #[error(
         "a pickle, but not of PyTorch's memory: give the file that `torch.cuda.memory._dump_snapshot(FILE)` wrote"
     )]
     ForeignPickle,
@@ -65,6 +70,7 @@ impl From<PickleError> for RecordingError {
             PickleError::Truncated { offset } => Self::PickleTruncated { offset },
             PickleError::Damaged { offset, reason } => Self::PickleDamaged { offset, reason },
             PickleError::Object { offset } => Self::PickledObject { offset },
+            PickleError::Repeated => Self::PickleRepeated,
             PickleError::Foreign => Self::ForeignPickle,
         }
     }

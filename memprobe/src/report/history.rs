@@ -61,6 +61,12 @@ pub(super) fn warnings(facts: &HistoryFacts) -> Vec<String> {
             counted(facts.refused_side_events, "record")
         ));
     }
+    if facts.refused_stacks > 0 {
+        warnings.push(format!(
+            "{} beyond the limits of a recording, left out: their allocations have no line.",
+            counted(facts.refused_stacks, "stack")
+        ));
+    }
     if facts.host_entries > 0 {
         warnings.push(format!(
             "{} of pinned host memory, left out.",

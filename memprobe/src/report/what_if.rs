@@ -14,7 +14,7 @@ use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::recording::{Header, Reader, RecordingDamage};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
-use crate::view::{clean, counted};
+use crate::view::{FileNames, cells, clean, counted};
 
 /// Settings to replay a recording under, and their text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,10 +62,13 @@ pub(super) fn write<R: BufRead>(
     let again = reader.reopened().ok_or_else(|| {
         ReportError::NoMoment("a pipe cannot be read twice; give a file".to_owned())
     })?;
-    let conf = RecordedConf::of(reader.header());
+    let conf = RecordedConf::of(reader.header(), &wanted.text);
+    let torch = reader.header().target.torch.clone();
     let facts = WhatIfFacts::with_settings(conf.settings);
     let (_, facts) = replay::run(reader, options.grouping, facts)?;
-    let simulations = WhatIf::new(facts, wanted.settings);
+    // The text was parsed without the version of the recorded PyTorch.
+    let settings = AllocatorSettings::parse_for(&wanted.text, torch.as_deref());
+    let simulations = WhatIf::new(facts, settings.unwrap_or(wanted.settings));
     let (replay, simulations) = replay::run(again, options.grouping, simulations)?;
     let losses = RecordingDamage::losses_of_recording(replay.damage, replay.snapshot.health.losses);
     let report = WhatIfReport {
@@ -84,12 +87,16 @@ struct RecordedConf {
     settings: AllocatorSettings,
     /// Reason that they cannot be simulated.
     refused: Option<String>,
+    /// Rule that is assumed, since the recording does not tell the version of PyTorch.
+    unknown_version: Option<String>,
 }
 
 impl RecordedConf {
-    fn of(header: &Header) -> Self {
+    fn of(header: &Header, wanted: &str) -> Self {
         let conf = header.target.allocator_conf.as_deref();
-        let parsed = conf.map(AllocatorSettings::parse_recorded).transpose();
+        let torch = header.target.torch.as_deref();
+        let parsed = conf.map(|conf| AllocatorSettings::parse_recorded(conf, torch));
+        let parsed = parsed.transpose();
         let refused = parsed.as_ref().err().map(|error| {
             let conf = clean(conf.unwrap_or_default());
             format!(
@@ -98,15 +105,23 @@ impl RecordedConf {
             )
         });
         let settings = parsed.ok().flatten();
+        let mut texts = [conf, Some(wanted)].into_iter().flatten();
+        let depends = texts.any(AllocatorSettings::depends_on_version);
+        let unknown_version = (torch.is_none() && depends).then(|| {
+            "The recording does not tell the version of PyTorch: `>` begins behind the last named size, as since 2.10."
+                .to_owned()
+        });
         Self {
+            unknown_version,
             text: settings.and(conf).map_or_else(String::new, clean),
             settings: settings.unwrap_or_default(),
             refused,
         }
     }
 
-    fn note(&self) -> Option<String> {
-        self.refused.clone()
+    /// Notes on the settings of the recorded run, and on the wanted ones.
+    fn notes(&self) -> impl Iterator<Item = String> {
+        self.refused.iter().chain(&self.unknown_version).cloned()
     }
 }
 
@@ -129,7 +144,7 @@ impl<'a> TableReport for WhatIfReport<'a> {
             if let Some(failed) = &device.failed {
                 page.note(&failed_request(failed));
             }
-            for note in notes(device).into_iter().chain(self.conf.note()) {
+            for note in notes(device).into_iter().chain(self.conf.notes()) {
                 page.note(&note);
             }
         }
@@ -147,12 +162,13 @@ impl<'a> TableReport for WhatIfReport<'a> {
                 ("reproduced", device.is_reproduced().into()),
                 ("exact", device.is_exact().into()),
                 ("failed", Cell::if_known(device.failed.map(failed_cell))),
+                ("unknown_streams", unknown_stream_cells(device)),
                 (
                     "notes",
                     Cell::list(
                         notes(device)
                             .into_iter()
-                            .chain(self.conf.note())
+                            .chain(self.conf.notes())
                             .map(Cell::from),
                     ),
                 ),
@@ -319,13 +335,7 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
             counted(caveats.unknown_sizes, "request")
         ),
     );
-    note(
-        caveats.unknown_places,
-        format!(
-            "{} on an unknown stream, counted as on the default one.",
-            counted(caveats.unknown_places, "request")
-        ),
-    );
+    note(caveats.unknown_places, unknown_streams(device));
     note(
         caveats.before_attach,
         format!(
@@ -352,6 +362,40 @@ fn notes(device: &WhatIfDevice) -> Vec<String> {
         format!("{} were lost.", counted(caveats.lost_events, "event")),
     );
     notes
+}
+
+fn unknown_stream_cells(device: &WhatIfDevice) -> Cell<'_> {
+    Cell::list(device.unknown_streams.iter().map(|line| {
+        let site = Some(&line.site);
+        Cell::Object(vec![
+            ("file", cells::file(site)),
+            ("line", cells::line(site)),
+            ("function", cells::function(site)),
+            ("reason", cells::reason(site)),
+            ("requests", line.requests.into()),
+        ])
+    }))
+}
+
+/// Names the lines whose requests are on an unknown stream.
+fn unknown_streams(device: &WhatIfDevice) -> String {
+    let names = FileNames::default();
+    let all = device.caveats.unknown_places;
+    let lines = device.unknown_streams.iter();
+    let mut parts: Vec<String> = lines
+        .map(|line| format!("{} of {}", line.requests, names.site(&line.site)))
+        .collect();
+    let named: u64 = (device.unknown_streams.iter())
+        .map(|line| line.requests)
+        .sum();
+    if all > named {
+        parts.push(format!("{} of other lines", all - named));
+    }
+    format!(
+        "{} on an unknown stream, counted as on the default one: {}.",
+        counted(all, "request"),
+        parts.join(", ")
+    )
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use crate::event::Tgid;
 use crate::process::environment;
 use crate::process::maps::Maps;
 use crate::process::memory::ProcessMemory;
+use crate::torch::versions::major_minor;
 
-/// Variables with the settings: the one since PyTorch 2.10, and the one of all versions (`AcceleratorAllocatorConfig`,
-/// c10/core/AllocatorConfig.h@v2.15.0).
-const VARIABLES: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+/// Variables with the settings. The first one that is set counts (`AcceleratorAllocatorConfig::instance`,
+/// c10/core/AllocatorConfig.cpp@v2.15.0).
+const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// First version that reads the first of them.
+/// First version that reads the second one.
 const FIRST: (u32, u32) = (2, 10);
 
 /// Longest text that is kept, in bytes.
@@ -24,21 +25,15 @@ pub(super) fn read(tgid: Tgid, torch: Option<&str>) -> Option<String> {
     effective(values, torch)
 }
 
-fn effective([common, cuda]: environment::Values<2>, torch: Option<&str>) -> Option<String> {
+fn effective([cuda, common]: environment::Values<2>, torch: Option<&str>) -> Option<String> {
     let is_old = torch
-        .and_then(version)
+        .and_then(major_minor)
         .is_some_and(|version| version < FIRST);
-    let conf = common.filter(|_| !is_old).or(cuda)?;
+    let conf = cuda.or(common.filter(|_| !is_old))?;
     let most = conf.len().min(MAX_CONF);
     let end = (0..=most).rev().find(|at| conf.is_char_boundary(*at));
     let conf = conf[..end.unwrap_or_default()].trim();
     (!conf.is_empty()).then(|| conf.to_owned())
-}
-
-/// Returns the first two numbers of a version such as `2.15.0+cu132`.
-fn version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split('.');
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -47,19 +42,21 @@ mod tests {
 
     #[test]
     fn the_variable_that_the_version_reads_counts() {
-        let values = |common: &str, cuda: &str| {
-            [common, cuda].map(|text| (!text.is_empty()).then(|| text.to_owned()))
+        let values = |cuda: &str, common: &str| {
+            [cuda, common].map(|text| (!text.is_empty()).then(|| text.to_owned()))
         };
-        let found = |common, cuda, torch| effective(values(common, cuda), torch);
-        assert_eq!(
-            found("a:1", "b:2", Some("2.15.0+cu132")).as_deref(),
-            Some("a:1")
-        );
-        assert_eq!(found("a:1", "b:2", Some("2.9.1")).as_deref(), Some("b:2"));
-        assert_eq!(found("a:1", "", Some("2.9.1")), None);
+        let found = |cuda, common, torch| effective(values(cuda, common), torch);
+        for torch in [Some("2.15.0+cu132"), Some("2.9.1"), None] {
+            assert_eq!(found("a:1", "b:2", torch).as_deref(), Some("a:1"));
+            assert_eq!(found("", "", torch), None);
+        }
+        assert_eq!(found("", "b:2", Some("2.9.1")), None);
+        assert_eq!(found("", "b:2", Some("2.10.0")).as_deref(), Some("b:2"));
         assert_eq!(found("", " b:2 ", None).as_deref(), Some("b:2"));
-        assert_eq!(found("", "", None), None);
+        // An empty text is a setting too.
+        let empty = [Some(String::new()), Some("b:2".to_owned())];
+        assert_eq!(effective(empty, Some("2.15.0")), None);
         let long = "x".repeat(10_000);
-        assert_eq!(found("", &long, None).unwrap().len(), MAX_CONF);
+        assert_eq!(found(&long, "", None).unwrap().len(), MAX_CONF);
     }
 }

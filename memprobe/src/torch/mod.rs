@@ -10,7 +10,7 @@ pub mod objects;
 pub(crate) mod purpose;
 pub mod serving;
 pub mod tensors;
-mod versions;
+pub(crate) mod versions;
 
 /// The first item of an iterator, or `None` if there is not exactly one.
 fn only<T>(mut things: impl Iterator<Item = T>) -> Option<T> {

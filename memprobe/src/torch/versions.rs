@@ -10,7 +10,7 @@ pub(super) fn is_of([from, to]: &Versions, version: Option<&str>) -> bool {
 }
 
 /// Parses `2.15.0+cu132` to `(2, 15)`.
-fn major_minor(version: &str) -> Option<(u32, u32)> {
+pub(crate) fn major_minor(version: &str) -> Option<(u32, u32)> {
     let (major, rest) = version.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
     Some((major.parse().ok()?, minor.parse().ok()?))

@@ -197,7 +197,13 @@ pub const MODULES: &[Module] = &[
     },
     Module {
         name: "estimate",
-        uses: &["event", "torch::names", "ledger", "attribution"],
+        uses: &[
+            "event",
+            "torch::names",
+            "torch::versions",
+            "ledger",
+            "attribution",
+        ],
         never: PURE,
     },
     Module {

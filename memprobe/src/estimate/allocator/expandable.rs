@@ -4,6 +4,7 @@
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.1.0 to @v2.15.0).
 
 use super::{Block, BlockUse, CachingAllocator, OutOfMemory, PoolKind, SMALL_SEGMENT};
+use crate::event::Bytes;
 
 /// Address space of an expandable segment, more than any device has.
 const ADDRESS_SPACE: u64 = 10 << 42;
@@ -29,7 +30,9 @@ impl CachingAllocator {
         while self.blocks[candidate].size < size {
             let rest = size - self.blocks[candidate].size;
             let Some(next) = self.blocks[candidate].after else {
-                break;
+                return Err(OutOfMemory {
+                    segment: Bytes(size),
+                });
             };
             let wanted = rest.min(self.blocks[next].size);
             candidate = self.map(next, wanted)?;
@@ -107,20 +110,21 @@ impl CachingAllocator {
     pub(super) fn unmap(&mut self, at: usize) {
         let block = self.blocks[at];
         let page = self.page(self.pools[block.pool].kind);
-        let base = self.segment_begin(at);
-        let begin = base + (block.addr - base).next_multiple_of(page);
-        let end = base + (block.addr + block.size - base) / page * page;
+        // Bytes from the begin of the segment, whose address may be any number.
+        let first = block.addr.wrapping_sub(self.segment_begin(at));
+        let begin = first.next_multiple_of(page);
+        let end = (first + block.size) / page * page;
         if begin >= end {
             return;
         }
         self.take_free(at);
         let mut unmapped = at;
-        if begin > block.addr {
-            unmapped = self.cut(at, begin - block.addr, BlockUse::Free);
+        if begin > first {
+            unmapped = self.cut(at, begin - first, BlockUse::Free);
             let key = self.key(at);
             self.pools[block.pool].free.insert(key);
         }
-        if end < block.addr + block.size {
+        if end < first + block.size {
             let rest = self.cut(unmapped, end - begin, BlockUse::Free);
             let key = self.key(rest);
             self.pools[block.pool].free.insert(key);

@@ -4,7 +4,8 @@
 //! (c10/core/AllocatorConfig.cpp@v2.15.0); the rounding follows `roundup_power2_next_division`
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
 
-use super::{LARGE_SEGMENT, LEAST};
+use super::{LARGE_SEGMENT, LEAST, MOST};
+use crate::torch::versions::major_minor;
 
 const MIB: u64 = 1 << 20;
 /// Granularity of mapped memory.
@@ -32,6 +33,45 @@ impl Default for AllocatorSettings {
     }
 }
 
+/// Parser of the settings, whose rules differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SettingsParser {
+    /// `CUDAAllocatorConfig::parseArgs` (c10/cuda/CUDAAllocatorConfig.cpp).
+    Cuda,
+    /// `AcceleratorAllocatorConfig::parseArgs` (c10/core/AllocatorConfig.cpp).
+    Accelerator,
+}
+
+/// First version with [`SettingsParser::Accelerator`].
+const FIRST_ACCELERATOR: (u32, u32) = (2, 10);
+
+impl SettingsParser {
+    /// Returns the parser of a version of PyTorch; the newest if it is not known.
+    fn of_torch(version: Option<&str>) -> Self {
+        match version.and_then(major_minor) {
+            Some(version) if version < FIRST_ACCELERATOR => Self::Cuda,
+            _ => Self::Accelerator,
+        }
+    }
+
+    /// Least size of a block that is not split, in MiB.
+    const fn least_split(self) -> u64 {
+        match self {
+            Self::Cuda => 21,
+            Self::Accelerator => 20,
+        }
+    }
+
+    /// Index of the first interval of the part for all larger sizes (`>`), after the last named one. The older parser
+    /// lets it replace the division of that one.
+    const fn first_larger(self, last: usize) -> usize {
+        match self {
+            Self::Cuda => last,
+            Self::Accelerator => last + 1,
+        }
+    }
+}
+
 /// Reason that settings are refused, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -50,11 +90,20 @@ impl AllocatorSettings {
         roundup: [0; INTERVALS],
     };
 
-    /// Parses settings such as `expandable_segments:True,max_split_size_mb:128`.
+    /// Parses settings such as `expandable_segments:True,max_split_size_mb:128`, as the newest PyTorch reads them.
     ///
     /// # Errors
     /// If the text is malformed, or names a setting that cannot be simulated.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        Self::parse_for(text, None)
+    }
+
+    /// Parses settings as a version of PyTorch reads them, such as `2.15.0+cu132`.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_for(text: &str, torch: Option<&str>) -> Result<Self, SettingsError> {
+        let parser = SettingsParser::of_torch(torch);
         let mut settings = Self::default();
         let mut given = Vec::new();
         for part in parts(text)? {
@@ -68,8 +117,9 @@ impl AllocatorSettings {
                 return Err(error(format!("{name} is given twice: give it once")));
             }
             given.push(name);
-            settings.set(name, value)?;
+            settings.set(name, value, parser)?;
         }
+        settings.fit_large_segments(&given)?;
         if settings.expandable && !settings.large_segment.is_multiple_of(PAGE) {
             return Err(error(
                 "CUDA maps pages of 2 MiB: with expandable_segments, give an even large_segment_size_mb".to_owned(),
@@ -85,13 +135,33 @@ impl AllocatorSettings {
     ///
     /// # Errors
     /// As [`Self::parse`].
-    pub fn parse_recorded(text: &str) -> Result<Self, SettingsError> {
+    pub fn parse_recorded(text: &str, torch: Option<&str>) -> Result<Self, SettingsError> {
         let parts = parts(text)?.into_iter();
         let parts: Vec<&str> = parts.filter(|part| !is_of_host(name_of(part))).collect();
         match parts.is_empty() {
             true => Ok(Self::DEFAULT),
-            false => Self::parse(&parts.join(",")),
+            false => Self::parse_for(&parts.join(","), torch),
         }
+    }
+
+    /// Checks and completes the settings whose least value is `large_segment_size_mb`, as
+    /// `AcceleratorAllocatorConfig::parseArgs` does.
+    fn fit_large_segments(&mut self, given: &[&str]) -> Result<(), SettingsError> {
+        if !given.contains(&"max_non_split_rounding_mb") {
+            self.max_non_split_rounding = self.large_segment;
+        }
+        for (name, size) in [
+            ("max_split_size_mb", self.max_split),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding),
+        ] {
+            if size < self.large_segment {
+                return Err(error(format!(
+                    "{name} is at least large_segment_size_mb, which is {}",
+                    self.large_segment / MIB
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the value that a text gives a setting.
@@ -101,7 +171,17 @@ impl AllocatorSettings {
         Some(part.split_once(':')?.1.trim())
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), SettingsError> {
+    /// True if the meaning of a text depends on the version of PyTorch.
+    pub fn depends_on_version(text: &str) -> bool {
+        Self::value(text, "roundup_power2_divisions").is_some_and(|list| list.contains('>'))
+    }
+
+    fn set(
+        &mut self,
+        name: &str,
+        value: &str,
+        parser: SettingsParser,
+    ) -> Result<(), SettingsError> {
         match name {
             "expandable_segments" => {
                 self.expandable = match value {
@@ -110,10 +190,12 @@ impl AllocatorSettings {
                     _ => return Err(error("expandable_segments is True or False".to_owned())),
                 }
             }
-            "max_split_size_mb" => self.max_split = mib(name, value, 20)?,
-            "max_non_split_rounding_mb" => self.max_non_split_rounding = mib(name, value, 20)?,
-            "large_segment_size_mb" => self.large_segment = mib(name, value, 10)?,
-            "roundup_power2_divisions" => self.roundup = roundup(value)?,
+            "max_split_size_mb" => self.max_split = mib(name, value, parser.least_split())?,
+            "max_non_split_rounding_mb" => {
+                self.max_non_split_rounding = mib(name, value, parser.least_split())?;
+            }
+            "large_segment_size_mb" => self.large_segment = mib(name, value, 11)?.min(MOST),
+            "roundup_power2_divisions" => self.roundup = roundup(value, parser)?,
             "garbage_collection_threshold" => {
                 return Err(error(
                     "garbage_collection_threshold acts only below the limit of \
@@ -214,15 +296,15 @@ fn parts(text: &str) -> Result<Vec<&str>, SettingsError> {
     Ok(parts)
 }
 
-/// Parses a size in MiB above `least`, as PyTorch limits it.
+/// Parses a size in MiB of at least `least`, as PyTorch limits it.
 fn mib(name: &str, value: &str, least: u64) -> Result<u64, SettingsError> {
-    let number = value.parse::<u64>().ok().filter(|number| *number > least);
+    let number = value.parse::<u64>().ok().filter(|number| *number >= least);
     let bytes = number.and_then(|number| number.checked_mul(MIB));
-    bytes.ok_or_else(|| error(format!("{name} is a number of MiB above {least}")))
+    bytes.ok_or_else(|| error(format!("{name} is a number of MiB of at least {least}")))
 }
 
 /// Parses `8`, or `[256:1,512:2,>:8]`: divisions from a size in MiB on.
-fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
+fn roundup(value: &str, parser: SettingsParser) -> Result<[u64; INTERVALS], SettingsError> {
     let wrong = || {
         error(
             "roundup_power2_divisions is a power of two such as 8, or a list such as [256:1,512:2,1024:4,>:8]"
@@ -242,12 +324,13 @@ fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
         return Ok([divisions(value)?; INTERVALS]);
     };
     let mut intervals = [0; INTERVALS];
-    let mut next = 0;
+    // PyTorch's index of the last named size.
+    let mut last = 0;
     for (at, entry) in list.split(',').enumerate() {
         let (from, number) = entry.split_once(':').ok_or_else(wrong)?;
         let number = divisions(number)?;
         if from.trim() == ">" {
-            intervals[next.min(INTERVALS)..].fill(number);
+            intervals[parser.first_larger(last)..].fill(number);
             continue;
         }
         let mib = from
@@ -255,14 +338,11 @@ fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
             .parse::<u64>()
             .ok()
             .filter(|mib| mib.is_power_of_two());
-        let interval = mib.ok_or_else(wrong)?.ilog2() as usize;
+        last = (mib.ok_or_else(wrong)?.ilog2() as usize).min(INTERVALS - 1);
         if at == 0 {
-            intervals[..interval.min(INTERVALS)].fill(number);
+            intervals[..last].fill(number);
         }
-        if let Some(slot) = intervals.get_mut(interval) {
-            *slot = number;
-        }
-        next = interval + 1;
+        intervals[last] = number;
     }
     Ok(intervals)
 }
@@ -287,16 +367,33 @@ mod tests {
     }
 
     #[test]
+    fn the_rounding_of_whole_blocks_is_that_of_large_segments() {
+        let settings = parsed("large_segment_size_mb:64,max_split_size_mb:64");
+        assert_eq!(settings.max_non_split_rounding, 64 * MIB);
+        assert_eq!(
+            parsed("large_segment_size_mb:12").max_non_split_rounding,
+            12 * MIB
+        );
+        assert_eq!(parsed("max_split_size_mb:20").max_split, 20 * MIB);
+        let old = AllocatorSettings::parse_for("max_split_size_mb:20", Some("2.6.0"));
+        assert!(
+            old.expect_err("refused")
+                .to_string()
+                .contains("at least 21")
+        );
+    }
+
+    #[test]
     fn a_recorded_run_may_have_settings_of_the_host() {
         let text = "pinned_use_background_threads:True, max_split_size_mb:64,garbage_collection_threshold:0.8";
-        let settings = AllocatorSettings::parse_recorded(text).expect("settings");
+        let settings = AllocatorSettings::parse_recorded(text, None).expect("settings");
         assert_eq!(settings, parsed("max_split_size_mb:64"));
         let threshold = AllocatorSettings::value(text, "garbage_collection_threshold");
         assert_eq!(threshold, Some("0.8"));
-        let host = AllocatorSettings::parse_recorded("pinned_num_register_threads:8");
+        let host = AllocatorSettings::parse_recorded("pinned_num_register_threads:8", None);
         assert_eq!(host, Ok(AllocatorSettings::DEFAULT));
-        assert!(AllocatorSettings::parse_recorded("backend:cudaMallocAsync").is_err());
-        assert!(AllocatorSettings::parse_recorded("").is_err());
+        assert!(AllocatorSettings::parse_recorded("backend:cudaMallocAsync", None).is_err());
+        assert!(AllocatorSettings::parse_recorded("", None).is_err());
     }
 
     #[test]
@@ -308,6 +405,33 @@ mod tests {
             .to_vec();
         assert_eq!(all, [8, 8, 8, 2, 4, 2, 4, 1, 1]);
         assert_eq!(parsed("roundup_power2_divisions:4").roundup, [4; INTERVALS]);
+        let beyond = parsed("roundup_power2_divisions:[16384:2,65536:4]").roundup;
+        assert_eq!(beyond[13..], [2, 2, 4]);
+    }
+
+    #[test]
+    fn the_part_for_larger_sizes_begins_where_the_version_lets_it() {
+        let divisions = |list: &str, torch| {
+            let text = format!("roundup_power2_divisions:{list}");
+            let settings = AllocatorSettings::parse_for(&text, torch).expect("settings");
+            settings.roundup[..4].to_vec()
+        };
+        for (torch, named, alone) in [
+            (Some("2.0.1+cu117"), [4, 8, 8, 8], [8, 8, 8, 8]),
+            (Some("2.9.1"), [4, 8, 8, 8], [8, 8, 8, 8]),
+            (Some("2.10.0"), [4, 2, 8, 8], [0, 8, 8, 8]),
+            (Some("2.15.0+cu132"), [4, 2, 8, 8], [0, 8, 8, 8]),
+            (None, [4, 2, 8, 8], [0, 8, 8, 8]),
+        ] {
+            assert_eq!(divisions("[1:4,2:2,>:8]", torch), named, "{torch:?}");
+            assert_eq!(divisions("[>:8]", torch), alone, "{torch:?}");
+        }
+        assert!(AllocatorSettings::depends_on_version(
+            "roundup_power2_divisions:[1:4,>:8]"
+        ));
+        assert!(!AllocatorSettings::depends_on_version(
+            "roundup_power2_divisions:[1:4]"
+        ));
     }
 
     #[test]
@@ -329,10 +453,18 @@ mod tests {
             ("backend:cudaMallocAsync", "leave backend out"),
             ("pinned_use_background_threads:True", "leave it out"),
             ("per_process_memory_fraction:0.5", "not simulated"),
-            ("large_segment_size_mb:10", "above 10"),
+            ("large_segment_size_mb:10", "at least 11"),
+            (
+                "large_segment_size_mb:64,max_split_size_mb:63",
+                "at least large",
+            ),
+            (
+                "max_non_split_rounding_mb:30,large_segment_size_mb:64",
+                "which is 64",
+            ),
             ("large_segment_size_mb:13,expandable_segments:True", "even"),
-            ("max_split_size_mb:20", "above 20"),
-            ("max_split_size_mb:lots", "above 20"),
+            ("max_split_size_mb:19", "at least 20"),
+            ("max_split_size_mb:lots", "at least 20"),
             ("expandable_segments:yes", "True or False"),
             ("expandable_segments", "NAME:VALUE"),
             ("roundup_power2_divisions:3", "power of two"),

@@ -9,12 +9,14 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
 use super::allocator::settings::AllocatorSettings;
 use super::allocator::{PoolPlace, Ties};
 use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, Pool, PoolOwner, Totals};
-use crate::ledger::{Analysis, Change, Ledger};
+use crate::ledger::snapshot::{Grouping, Site};
+use crate::ledger::{Analysis, Change, Ledger, SiteRef};
 use facts::DeviceFacts;
 pub use facts::WhatIfFacts;
 pub use simulation::SimulatedPeak;
@@ -40,6 +42,15 @@ pub struct WhatIfDevice {
     /// True if blocks of several streams were requested.
     pub has_streams: bool,
     pub caveats: WhatIfCaveats,
+    /// Lines with most of the requests on an unknown stream, most first.
+    pub unknown_streams: Vec<UnknownStreamLine>,
+}
+
+/// Line whose requests got memory in segments that were not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownStreamLine {
+    pub site: Site,
+    pub requests: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +140,11 @@ struct DeviceReplay {
     has_released: bool,
     failed: Option<ReplayedFailure>,
     caveats: WhatIfCaveats,
+    unknown_streams: HashMap<SiteRef, UnknownStreamLine>,
 }
+
+/// Most lines that are named.
+const MAX_UNKNOWN_STREAMS: usize = 3;
 
 const ORDERS: [Ties; 2] = [Ties::OldestSegment, Ties::LowestAddress];
 
@@ -171,7 +186,9 @@ impl WhatIf {
         }
         match event.action {
             Action::Alloc | Action::Held => {
-                replay.caveats.unknown_places += u64::from(place.is_none());
+                if place.is_none() {
+                    replay.count_unknown_stream(event, ledger);
+                }
                 let requested = ledger.purpose(event.shape);
                 let requested = requested.and_then(|purpose| purpose.tensor()?.requested);
                 let requested = requested.filter(|requested| *requested <= event.size);
@@ -228,7 +245,27 @@ impl DeviceReplay {
             has_released: false,
             failed: None,
             caveats: WhatIfCaveats::default(),
+            unknown_streams: HashMap::new(),
         }
+    }
+
+    fn count_unknown_stream(&mut self, event: &MemoryEvent, ledger: &Ledger) {
+        self.caveats.unknown_places += 1;
+        let site = ledger.site_ref(ledger.stack_ref(event.stack), Grouping::User);
+        let line = self.unknown_streams.entry(site);
+        let line = line.or_insert_with(|| UnknownStreamLine {
+            site: ledger.site_of(site, Grouping::User).clone(),
+            requests: 0,
+        });
+        line.requests += 1;
+    }
+
+    /// Returns the lines with most requests on an unknown stream; equal ones in the order of their first request.
+    fn unknown_stream_lines(&self) -> Vec<UnknownStreamLine> {
+        let mut lines: Vec<_> = self.unknown_streams.iter().collect();
+        lines.sort_by_key(|(site, line)| (Reverse(line.requests), **site));
+        let lines = lines.into_iter().take(MAX_UNKNOWN_STREAMS);
+        lines.map(|(_, line)| line.clone()).collect()
     }
 
     fn simulations(&mut self) -> impl Iterator<Item = &mut Simulation> {
@@ -331,6 +368,7 @@ impl DeviceReplay {
             requests: self.requests,
             failed: self.failed,
             has_streams: self.streams.1.is_some(),
+            unknown_streams: self.unknown_stream_lines(),
             caveats: WhatIfCaveats {
                 before_attach: self.caveats.before_attach.max(facts.before_attach.0),
                 lost_events: lost,

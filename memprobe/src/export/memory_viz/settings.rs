@@ -9,7 +9,8 @@ use crate::recording::PICKLE_SETTINGS_TEXT_KEY;
 impl<W: Write> SnapshotWriter<'_, W> {
     /// Writes the settings, if the environment gave any.
     pub(super) fn allocator_settings(&mut self) -> io::Result<()> {
-        let Some(conf) = &self.replay.header.target.allocator_conf else {
+        let target = &self.replay.header.target;
+        let (Some(conf), torch) = (&target.allocator_conf, target.torch.as_deref()) else {
             return Ok(());
         };
         self.out.text("allocator_settings")?;
@@ -17,21 +18,19 @@ impl<W: Write> SnapshotWriter<'_, W> {
         self.out.mark()?;
         self.text_field(PICKLE_SETTINGS_TEXT_KEY, conf)?;
         // Of a text that memprobe does not understand, the values are not known.
-        if let Ok(settings) = AllocatorSettings::parse_recorded(conf) {
+        if let Ok(settings) = AllocatorSettings::parse_recorded(conf, torch) {
             self.out.text("expandable_segments")?;
             self.out.bool(settings.expandable)?;
             self.out.text("max_split_size")?;
             // PyTorch writes its largest number as -1.
             let max_split = i64::try_from(settings.max_split).unwrap_or(-1);
             self.out.int(max_split)?;
-            // The part for all larger sizes begins at the last size that is named (2.6), or behind it (2.15).
-            let divisions = AllocatorSettings::value(conf, "roundup_power2_divisions");
-            if !divisions.is_some_and(|divisions| divisions.contains('>')) {
+            if torch.is_some() || !AllocatorSettings::depends_on_version(conf) {
                 self.roundup_divisions(&settings)?;
             }
             let threshold = AllocatorSettings::value(conf, "garbage_collection_threshold");
             let threshold = threshold.map_or(Ok(0.0), str::parse);
-            if let Ok(threshold) = threshold {
+            if let Ok(threshold @ 0.0..1.0) = threshold {
                 self.out.text("garbage_collection_threshold")?;
                 self.out.float(threshold)?;
             }

@@ -38,8 +38,7 @@ pub fn copy_pickle(input: impl BufRead, out: &mut impl Write) -> Result<(), Pick
             &document,
             &mut PickledDefinitions::of(&document),
             PickledSideEvents::default(),
-        )
-        .ok_or(super::PickleError::Foreign)?;
+        )?;
         Ok::<_, super::PickleError>(document)
     };
     let document = read().map_err(RecordingError::from)?;

@@ -3,6 +3,7 @@
 //! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp` from v2.0.0 to v2.15.0.
 //! PyTorch 2.0 has no addresses of blocks, and the stacks in `history`. Unknown keys are left out, missing ones empty.
 
+use super::PickleError;
 use super::machine::{DictId, Document, ListId, Value};
 use super::metadata::MetadataReader;
 use super::side_events::{PickledSideEvent, PickledSideEvents};
@@ -10,7 +11,7 @@ use super::stacks::PickledStacks;
 use crate::event::{DeviceIndex, PurposeId, StackId, Tid};
 
 /// Most devices of one process.
-const MAX_DEVICES: usize = 64;
+pub(super) const MAX_DEVICES: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct MemoryPickle {
@@ -24,6 +25,23 @@ pub(super) struct MemoryPickle {
     pub refused_side_events: u64,
     /// True if memprobe wrote it: its trace then has every allocation that was seen.
     pub is_own: bool,
+    unread: UnreadItems,
+}
+
+/// Items of lists that are still to be read. Values may refer to one list any number of times; PyTorch's are read once.
+#[derive(Debug, Default)]
+struct UnreadItems(usize);
+
+impl UnreadItems {
+    fn take<'a>(
+        &mut self,
+        document: &'a Document,
+        list: ListId,
+    ) -> Result<&'a [Value], PickleError> {
+        let items = document.list(list);
+        self.0 = (self.0.checked_sub(items.len())).ok_or(PickleError::Repeated)?;
+        Ok(items)
+    }
 }
 
 #[derive(Debug)]
@@ -98,20 +116,31 @@ pub(super) struct TraceEntry {
 }
 
 impl MemoryPickle {
-    /// Returns the snapshot in a document; `None` if the document is another.
+    /// Returns the snapshot in a document.
+    ///
+    /// # Errors
+    ///
+    /// If the document is another, or refers to its lists several times.
     pub fn of(
         document: &Document,
         definitions: &mut PickledDefinitions,
         side_events: PickledSideEvents,
-    ) -> Option<Self> {
+    ) -> Result<Self, PickleError> {
+        let unread = UnreadItems(document.list_items());
         let Value::Dict(root) = document.root else {
             // `torch.cuda.memory_snapshot()` is the list of segments alone.
             let Value::List(segments) = document.root else {
-                return None;
+                return Err(PickleError::Foreign);
             };
-            let mut snapshot = Self::default();
+            let mut snapshot = Self {
+                unread,
+                ..Self::default()
+            };
             snapshot.read_segments(document, segments, definitions)?;
-            return (!snapshot.segments.is_empty()).then_some(snapshot);
+            return match snapshot.segments.is_empty() {
+                true => Err(PickleError::Foreign),
+                false => Ok(snapshot),
+            };
         };
         let list = |key| match document.get(root, key) {
             Some(Value::List(list)) => Some(list),
@@ -121,52 +150,40 @@ impl MemoryPickle {
             is_own: definitions.metadata.is_own,
             side_events: side_events.events,
             refused_side_events: side_events.refused,
+            unread,
             ..Self::default()
         };
-        snapshot.read_segments(document, list("segments")?, definitions)?;
+        let segments = list("segments").ok_or(PickleError::Foreign)?;
+        snapshot.read_segments(document, segments, definitions)?;
         if let Some(traces) = list("device_traces") {
             for (ordinal, trace) in (0..).zip(document.list(traces).iter().take(MAX_DEVICES)) {
-                let entries = snapshot.entries(document, (ordinal, *trace), definitions);
+                let entries = snapshot.entries(document, (ordinal, *trace), definitions)?;
                 snapshot.traces.push(entries);
             }
         }
         for key in ["host_segments", "host_traces"] {
             snapshot.host_entries += list(key).map_or(0, |list| parts(document, list));
         }
-        Some(snapshot)
+        Ok(snapshot)
     }
 
-    /// Reads the segments; `None` if these are others.
+    /// Reads the segments.
     fn read_segments(
         &mut self,
         document: &Document,
         segments: ListId,
         definitions: &mut PickledDefinitions,
-    ) -> Option<()> {
-        for segment in document.list(segments) {
-            let Value::Dict(segment) = *segment else {
-                return None;
-            };
-            let ordinal = number(document, segment, "device")?;
-            let device = DeviceIndex(u8::try_from(ordinal).ok()?);
-            if usize::from(device.0) >= MAX_DEVICES {
-                return None;
-            }
-            let Some(Value::List(blocks)) = document.get(segment, "blocks") else {
-                return None;
-            };
+    ) -> Result<(), PickleError> {
+        for segment in self.unread.take(document, segments)? {
+            let found = SegmentFields::of(document, *segment).ok_or(PickleError::Foreign)?;
+            let blocks = self.unread.take(document, found.blocks)?;
             self.segments.push(PickledSegment {
-                device,
-                size: number(document, segment, "total_size")?,
-                blocks: allocated(
-                    document,
-                    number(document, segment, "address")?,
-                    blocks,
-                    definitions,
-                ),
+                device: found.device,
+                size: found.size,
+                blocks: allocated(document, found.address, blocks, definitions),
             });
         }
-        Some(())
+        Ok(())
     }
 
     fn entries(
@@ -174,15 +191,15 @@ impl MemoryPickle {
         document: &Document,
         (ordinal, trace): (u8, Value),
         definitions: &mut PickledDefinitions,
-    ) -> Vec<TraceEntry> {
+    ) -> Result<Vec<TraceEntry>, PickleError> {
         let Value::List(trace) = trace else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let mut sides = (0..).zip(&self.side_events);
         let sides = sides.by_ref().filter(|(_, side)| side.device.0 == ordinal);
         let sides: Vec<(u32, u64)> = sides.map(|(index, side)| (index, side.position)).collect();
         let mut sides = sides.into_iter().peekable();
-        let entries = document.list(trace);
+        let entries = self.unread.take(document, trace)?;
         let mut found = Vec::with_capacity(entries.len() + sides.len());
         for (position, entry) in (0..).zip(entries) {
             while let Some((index, _)) = sides.next_if(|(_, at)| *at <= position) {
@@ -193,7 +210,7 @@ impl MemoryPickle {
             }
         }
         found.extend(sides.map(|(index, _)| TraceEntry::side(index)));
-        found
+        Ok(found)
     }
 
     /// Returns an event that changes memory; `None` for others.
@@ -260,16 +277,43 @@ impl TraceEntry {
     }
 }
 
+/// Fields of a segment.
+struct SegmentFields {
+    device: DeviceIndex,
+    address: u64,
+    size: u64,
+    blocks: ListId,
+}
+
+impl SegmentFields {
+    fn of(document: &Document, segment: Value) -> Option<Self> {
+        let Value::Dict(segment) = segment else {
+            return None;
+        };
+        let number = |key| number(document, segment, key);
+        let device = u8::try_from(number("device")?).ok();
+        let Some(Value::List(blocks)) = document.get(segment, "blocks") else {
+            return None;
+        };
+        Some(Self {
+            device: DeviceIndex(device.filter(|device| usize::from(*device) < MAX_DEVICES)?),
+            address: number("address")?,
+            size: number("total_size")?,
+            blocks,
+        })
+    }
+}
+
 /// Returns the allocated blocks of a segment at `address`.
 fn allocated(
     document: &Document,
     address: u64,
-    blocks: ListId,
+    blocks: &[Value],
     definitions: &mut PickledDefinitions,
 ) -> Vec<AllocatedBlock> {
     let mut at = address;
     let mut found = Vec::new();
-    for block in document.list(blocks) {
+    for block in blocks {
         let Value::Dict(block) = *block else {
             continue;
         };

@@ -18,6 +18,9 @@ const MAX_OPCODES: u64 = 1 << 28;
 /// Most lists and dicts of one pickle. An event takes one.
 const MAX_CONTAINERS: usize = 1 << 25;
 
+/// Most keys of a dict that are searched, from the last one back. A dict of a snapshot has about 15.
+const MAX_SEARCHED_KEYS: usize = 64;
+
 /// Longest text, in bytes.
 const MAX_TEXT: u64 = 1 << 20;
 
@@ -72,8 +75,18 @@ impl Document {
         &self.values.lists[id.0 as usize]
     }
 
+    /// Counts the items of all lists.
+    pub fn list_items(&self) -> usize {
+        self.values.lists.iter().map(Vec::len).sum()
+    }
+
     pub fn sequence_kind(&self, id: ListId) -> SequenceKind {
         self.values.sequence_kinds[id.0 as usize]
+    }
+
+    /// Counts the keys that were set in a dict.
+    pub fn dict_len(&self, id: DictId) -> usize {
+        self.values.dicts[id.0 as usize].values.len()
     }
 
     /// Returns keys and values of a dict, as they were set.
@@ -100,11 +113,12 @@ impl Document {
         references
     }
 
-    /// Returns the latest value of a key of a dict.
+    /// Returns the latest value of a key of a dict, among its last [`MAX_SEARCHED_KEYS`].
     pub fn get(&self, dict: DictId, key: &str) -> Option<Value> {
         let is_key = |of: Value| matches!(of, Value::Text(id) if &**self.text(id) == key);
         let dict = &self.values.dicts[dict.0 as usize];
-        let mut pairs = self.values.keys.pairs_from_last(dict);
+        let pairs = self.values.keys.pairs_from_last(dict);
+        let mut pairs = pairs.take(MAX_SEARCHED_KEYS);
         pairs.find_map(|(of, value)| is_key(of).then_some(value))
     }
 }

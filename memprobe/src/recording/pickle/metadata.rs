@@ -10,7 +10,7 @@ use crate::event::{
     BlockPurpose, BlockPurposes, Bytes, Event, Frame, Grad, Module, NoStack, Node, Purpose,
     PurposeId, PurposeIds, Stack, StackKind, TensorSpec, Tid,
 };
-use crate::recording::{MAX_DIMENSIONS, MAX_PURPOSE};
+use crate::recording::{MAX_CONTEXT, MAX_DIMENSIONS, MAX_PURPOSE};
 
 /// Key of a snapshot that memprobe wrote, with its version. PyTorch has none of this name.
 pub const WRITER_KEY: &str = "memprobe";
@@ -20,6 +20,9 @@ pub const UNKNOWN_MODULE: &str = "(unknown)";
 
 /// Purpose of a block without a tensor, of which nothing else is known.
 pub const NO_TENSOR: &str = "no tensor";
+
+/// Digits of the largest number.
+const MAX_DIGITS: usize = 20;
 
 /// End of the name of a thread whose stack is the call of `backward()`.
 pub const CALLED_BACKWARD: &str = "; the stack called backward()";
@@ -33,6 +36,48 @@ pub(super) struct StackFacts {
     operation: Option<TextId>,
     thread: Option<TextId>,
     grad: Option<TextId>,
+}
+
+/// Places and threads that metadata name, by their text. The stacks with one text share its parts.
+#[derive(Debug, Default)]
+pub(super) struct ParsedFacts {
+    operations: HashMap<TextId, Option<Frame>>,
+    threads: HashMap<TextId, ThreadFact>,
+}
+
+/// Thread of a stack that is not its own, or that is unknown.
+#[derive(Clone, Debug)]
+enum ThreadFact {
+    /// The stack is that of the thread that called `backward()`.
+    Waiting(Arc<str>),
+    Unknown(Arc<str>, NoStack),
+    Unreadable,
+}
+
+impl ThreadFact {
+    fn parse(text: &str) -> Self {
+        if let Some(thread) = text.strip_suffix(CALLED_BACKWARD) {
+            return Self::Waiting(thread.into());
+        }
+        let parts = text.rsplit_once(": ");
+        let parts = parts.and_then(|(thread, reason)| Some((thread, reason.parse().ok()?)));
+        parts.map_or(Self::Unreadable, |(thread, reason)| {
+            Self::Unknown(thread.into(), reason)
+        })
+    }
+}
+
+impl ParsedFacts {
+    fn operation(&mut self, document: &Document, text: TextId) -> Option<Frame> {
+        let parsed = self.operations.entry(text);
+        let parsed = parsed.or_insert_with(|| parse_frame(document.text(text)));
+        parsed.clone()
+    }
+
+    fn thread(&mut self, document: &Document, text: TextId) -> &ThreadFact {
+        let parsed = self.threads.entry(text);
+        parsed.or_insert_with(|| ThreadFact::parse(document.text(text)))
+    }
 }
 
 /// Reads the metadata of a snapshot that memprobe wrote; of others there is none.
@@ -87,7 +132,8 @@ impl MetadataReader {
 
     fn number(&self, document: &Document, entry: DictId, key: &str) -> Option<u64> {
         let written = text(document, self.metadata(document, entry)?, key)?;
-        document.text(written).parse().ok()
+        let digits = document.text(written);
+        (digits.len() <= MAX_DIGITS).then(|| digits.parse().ok())?
     }
 
     /// Purpose of a block of so many requested bytes.
@@ -111,6 +157,7 @@ impl MetadataReader {
         }
         let words = document.text(written);
         let purpose = match tensor {
+            _ if words.len() > MAX_PURPOSE => None,
             Some(_) => parse_tensor(words, requested).map(BlockPurpose::Tensor),
             None => parse_purpose(words).map(BlockPurpose::Other),
         };
@@ -136,8 +183,15 @@ impl MetadataReader {
 }
 
 impl StackFacts {
+    /// Counts the bytes of its texts.
+    pub fn text_bytes(self, document: &Document) -> usize {
+        let texts = [self.module, self.node, self.operation, self.thread];
+        let texts = texts.into_iter().flatten();
+        texts.map(|text| document.text(text).len()).sum()
+    }
+
     /// Adds the facts to a stack.
-    pub fn add_to(self, document: &Document, stack: &mut Stack) {
+    pub fn add_to(self, document: &Document, parsed: &mut ParsedFacts, stack: &mut Stack) {
         let module = match self.module.map(|module| document.text(module)) {
             None => Module::Outside,
             Some(module) if &**module == UNKNOWN_MODULE => Module::Unknown,
@@ -148,8 +202,8 @@ impl StackFacts {
         let grad = grad.and_then(|grad| grad.parse::<Grad>().ok());
         stack.context.grad = grad.unwrap_or_default();
         if let Some(node) = self.node {
-            let operation = self.operation.map(|text| document.text(text));
-            let operation = operation.and_then(|text| parse_frame(text));
+            let operation = self.operation;
+            let operation = operation.and_then(|text| parsed.operation(document, text));
             // The memory of a node counts under the module of its operation.
             let is_known = operation.is_some() || module != Module::Unknown;
             let mut forward = Stack::new(StackKind::Python, operation.into_iter().collect(), false);
@@ -159,29 +213,23 @@ impl StackFacts {
                 forward: is_known.then(|| Arc::new(forward)),
             }));
         }
-        let Some(thread) = self.thread else { return };
-        let thread = document.text(thread);
-        match (&stack.kind, thread.strip_suffix(CALLED_BACKWARD)) {
-            (StackKind::Python, Some(thread)) => {
-                let thread = thread.into();
+        let thread = self.thread.map(|text| parsed.thread(document, text));
+        match (&stack.kind, thread.cloned()) {
+            (StackKind::Python, Some(ThreadFact::Waiting(thread))) => {
                 stack.kind = StackKind::Waiting { thread };
             }
-            (StackKind::Unknown { .. }, None) => {
-                if let Some((thread, reason)) = thread.rsplit_once(": ")
-                    && let Ok(reason) = reason.parse::<NoStack>()
-                {
-                    let thread = thread.into();
-                    stack.kind = StackKind::Unknown { thread, reason };
-                }
+            (StackKind::Unknown { .. }, Some(ThreadFact::Unknown(thread, reason))) => {
+                stack.kind = StackKind::Unknown { thread, reason };
             }
             _ => {}
         }
     }
 }
 
+/// Returns a text that is no longer than a recording's.
 fn text(document: &Document, of: DictId, key: &str) -> Option<TextId> {
     match document.get(of, key) {
-        Some(Value::Text(text)) => Some(text),
+        Some(Value::Text(text)) if document.text(text).len() <= MAX_CONTEXT => Some(text),
         _ => None,
     }
 }

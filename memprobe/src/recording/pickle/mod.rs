@@ -68,6 +68,8 @@ pub struct HistoryFacts {
     pub is_exported: bool,
     /// Marks and labels of the export that could not be read.
     pub refused_side_events: u64,
+    /// Stacks beyond the limits of a recording: their allocations have none.
+    pub refused_stacks: u64,
 }
 
 /// Key of the settings as text, in `allocator_settings`.
@@ -91,6 +93,8 @@ pub(super) enum PickleError {
     Object {
         offset: u64,
     },
+    /// Several segments or devices have the same list, so that a short file has any number of events.
+    Repeated,
     /// Plain data of another kind.
     Foreign,
 }
@@ -112,7 +116,7 @@ pub(super) fn read(input: impl BufRead) -> Result<History, PickleError> {
     let settings = allocator_settings(&document);
     // The largest part is needed no more.
     drop(document);
-    let snapshot = snapshot.ok_or(PickleError::Foreign)?;
+    let snapshot = snapshot?;
     let PickledDefinitions { stacks, metadata } = definitions;
     let is_exported = metadata.is_own;
     let mut definitions = threads;

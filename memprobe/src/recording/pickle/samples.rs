@@ -8,6 +8,8 @@ pub(super) enum Plain {
     Text(&'static str),
     List(Vec<Plain>),
     Dict(Vec<(&'static str, Plain)>),
+    /// A list that refers to one value so many times.
+    Same(usize, Box<Plain>),
 }
 
 impl Plain {
@@ -17,6 +19,24 @@ impl Plain {
 
     pub fn list(items: impl IntoIterator<Item = Self>) -> Self {
         Self::List(items.into_iter().collect())
+    }
+
+    pub fn same(count: usize, value: Self) -> Self {
+        Self::Same(count, value.into())
+    }
+
+    /// A text of so many bytes.
+    pub fn long(length: usize) -> Self {
+        Self::Text("x".repeat(length).leak())
+    }
+
+    /// This dict with more values, which may have its keys again.
+    pub fn with(self, more: impl IntoIterator<Item = (&'static str, Self)>) -> Self {
+        let Self::Dict(mut pairs) = self else {
+            unreachable!("only a dict has keys");
+        };
+        pairs.extend(more);
+        Self::Dict(pairs)
     }
 
     pub fn pickled(&self) -> Vec<u8> {
@@ -46,6 +66,17 @@ impl Plain {
                     value.write(to);
                 }
                 to.push(b'u');
+            }
+            Self::Same(count, value) => {
+                to.extend(b"](");
+                value.write(to);
+                // The position is a number that no other value has.
+                let memo = (to.len() as u32).to_le_bytes();
+                to.extend([&b"r"[..], &memo].concat());
+                for _ in 1..*count {
+                    to.extend([&b"j"[..], &memo].concat());
+                }
+                to.push(b'e');
             }
         }
     }

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
@@ -41,8 +43,13 @@ const MAX_LABELS: usize = 1 << 22;
 /// Deepest nesting of a record.
 const MAX_DEPTH: usize = 8;
 
-/// Most values of a record that is no list of blocks.
-const MAX_VALUES: usize = 1 << 18;
+/// Most bytes of a record that is no list of blocks: those of its texts, and [`VALUE_BYTES`] for each value.
+const MAX_RECORD: usize = 32 << 20;
+
+/// Most bytes of all records. Records may refer to one text or list any number of times.
+const MAX_ALL_RECORDS: usize = 1 << 32;
+
+const VALUE_BYTES: usize = 16;
 
 /// Place of a mark or of labels, and the mark.
 #[derive(Debug, Serialize, Deserialize)]
@@ -125,6 +132,7 @@ pub(super) struct PickledSideEvents {
     /// Records that are not as memprobe writes them.
     pub refused: u64,
     labels: usize,
+    records: RecordReader,
 }
 
 impl PickledSideEvents {
@@ -152,7 +160,7 @@ impl PickledSideEvents {
         (tgid, dict): (Tgid, DictId),
         definitions: &mut PickledDefinitions,
     ) -> Option<PickledSideEvent> {
-        let place: SideEventRecord = decoded(document, Value::Dict(dict))?;
+        let place: SideEventRecord = self.records.decode(document, Value::Dict(dict))?;
         let event = match (place.mark, place.scope) {
             (Some(mark), None) => {
                 let stack = frames(document, dict);
@@ -160,7 +168,8 @@ impl PickledSideEvents {
                     let facts = Default::default();
                     definitions.stacks.of(document, Some(frames), facts)
                 });
-                Event::PhaseMark(mark.mark(tgid, stack.unwrap_or(StackId::NONE))?)
+                let class = self.records.intern(&mark.class);
+                Event::PhaseMark(mark.mark(tgid, class, stack.unwrap_or(StackId::NONE))?)
             }
             (None, Some(scope)) => self.labels(document, (tgid, dict), scope.scope())?,
             _ => return None,
@@ -187,37 +196,29 @@ impl PickledSideEvents {
         if self.labels > MAX_LABELS {
             return None;
         }
-        let mut interned = hashbrown::HashMap::<Box<str>, Arc<str>>::new();
-        let mut intern = |text: &str| match interned.get(text) {
-            Some(known) => Arc::clone(known),
-            None => {
-                let new: Arc<str> = text.into();
-                interned.insert(text.into(), Arc::clone(&new));
-                new
-            }
-        };
         let mut names = PendingNames::default();
+        let records = &mut self.records;
         for block in blocks {
-            let block = record(document, *block)?;
+            let block = records.read(document, *block)?;
             let block = NamedRecord::deserialize(&block).ok()?;
-            names.push(&block, &mut intern).ok()?;
+            names.push(&block, |text| records.intern(text)).ok()?;
         }
-        let end = record(document, document.get(dict, LABELS_END_KEY)?)?;
+        let end = records.read(document, document.get(dict, LABELS_END_KEY)?)?;
         let end = NamesRecord::deserialize(&end).ok()?;
         let moment = (TimeNs(0), tgid);
-        let labels = names.end_record(end, moment, &mut intern);
+        let labels = names.end_record(end, moment, |text| records.intern(text));
         Some(scope.event(labels.ok()?))
     }
 }
 
 impl MarkRecord {
-    fn mark(self, tgid: Tgid, stack: StackId) -> Option<PhaseMark> {
+    fn mark(self, tgid: Tgid, class: Arc<str>, stack: StackId) -> Option<PhaseMark> {
         Some(PhaseMark {
             time: TimeNs(0),
             tgid,
             tid: Tid(self.tid),
             phase: self.phase.parse().ok()?,
-            class: self.class.into(),
+            class,
             stack,
         })
     }
@@ -225,16 +226,19 @@ impl MarkRecord {
 
 /// Header of the recording that memprobe exported; `None` for other snapshots.
 pub(super) fn header(document: &Document) -> Option<Header> {
-    decoded(document, own(document, HEADER_KEY)?)
+    RecordReader::default().decode(document, own(document, HEADER_KEY)?)
 }
 
 /// Names of the threads in a snapshot that memprobe wrote.
 pub(super) fn threads(document: &Document) -> Vec<Event> {
-    let threads = own_list(document, THREADS_KEY).iter().take(MAX_THREADS);
-    let threads = threads.filter_map(|record| decoded::<ThreadRecord>(document, *record));
-    threads
-        .map(|thread| Event::Thread(Tid(thread.tid), thread.name.into()))
-        .collect()
+    let mut records = RecordReader::default();
+    let mut found = Vec::new();
+    for record in own_list(document, THREADS_KEY).iter().take(MAX_THREADS) {
+        if let Some(thread) = records.decode::<ThreadRecord>(document, *record) {
+            found.push(Event::Thread(Tid(thread.tid), records.intern(&thread.name)));
+        }
+    }
+    found
 }
 
 /// Returns the list under a key of memprobe's own; empty if memprobe did not write the snapshot.
@@ -254,37 +258,72 @@ fn own(document: &Document, key: &str) -> Option<Value> {
     document.get(root, key)
 }
 
-/// Decodes a record; `None` if it is another.
-fn decoded<T: serde::de::DeserializeOwned>(document: &Document, value: Value) -> Option<T> {
-    serde_json::from_value(record(document, value)?).ok()
+/// Reads records of plain data, within limits. Equal texts of records are one.
+#[derive(Debug)]
+struct RecordReader {
+    /// Bytes that may still be read.
+    left: usize,
+    texts: HashSet<Arc<str>>,
 }
 
-/// Returns a record of plain data; `None` if it is too large.
-fn record(document: &Document, value: Value) -> Option<Json> {
-    let mut left = MAX_VALUES;
-    json(document, value, MAX_DEPTH, &mut left)
+impl Default for RecordReader {
+    fn default() -> Self {
+        Self {
+            left: MAX_ALL_RECORDS,
+            texts: HashSet::new(),
+        }
+    }
+}
+
+impl RecordReader {
+    fn intern(&mut self, text: &str) -> Arc<str> {
+        Arc::clone(self.texts.get_or_insert_with(text, |text| text.into()))
+    }
+
+    /// Decodes a record; `None` if it is another.
+    fn decode<T: DeserializeOwned>(&mut self, document: &Document, value: Value) -> Option<T> {
+        serde_json::from_value(self.read(document, value)?).ok()
+    }
+
+    /// Returns a record; `None` if it is too large, or if too much was read before.
+    fn read(&mut self, document: &Document, value: Value) -> Option<Json> {
+        let most = MAX_RECORD.min(self.left);
+        let mut left = most;
+        let record = json(document, value, MAX_DEPTH, &mut left);
+        self.left -= most - left;
+        record
+    }
 }
 
 /// Converts plain data without lists of frames and blocks; `None` if it is too large or deep.
 fn json(document: &Document, value: Value, depth: usize, left: &mut usize) -> Option<Json> {
     let depth = depth.checked_sub(1)?;
-    *left = left.checked_sub(1)?;
+    let mut charge = |bytes: usize| {
+        *left = left.checked_sub(bytes)?;
+        Some(())
+    };
+    charge(VALUE_BYTES)?;
     Some(match value {
         Value::None => Json::Null,
         Value::Bool(value) => value.into(),
         Value::Int(value) => value.into(),
-        Value::Text(text) if document.text(text).len() > MAX_CONTEXT => return None,
-        Value::Text(text) => (**document.text(text)).into(),
+        Value::Text(text) => {
+            let text = document.text(text);
+            charge(text.len())?;
+            (text.len() <= MAX_CONTEXT).then(|| (**text).into())?
+        }
         Value::List(list) => {
             let items = document.list(list).iter();
             let items = items.map(|item| json(document, *item, depth, left));
             Json::Array(items.collect::<Option<_>>()?)
         }
         Value::Dict(dict) => {
+            charge(document.dict_len(dict).saturating_mul(VALUE_BYTES))?;
             let mut map = Map::new();
             for (key, value) in document.dict(dict) {
                 let Value::Text(key) = key else { return None };
                 let key = document.text(key);
+                *left = left.checked_sub(key.len())?;
                 if !matches!(&**key, FRAMES_KEY | BLOCKS_KEY | LABELS_END_KEY) {
                     map.insert((**key).to_owned(), json(document, value, depth, left)?);
                 }

@@ -2,6 +2,8 @@ use super::samples::{Plain, block, event, segment, snapshot};
 use super::*;
 use crate::event::{Action, Bytes, MemoryEvent};
 
+use super::history::MAX_DEVICES;
+
 const MIB: i64 = 1 << 20;
 
 fn read_plain(plain: &Plain) -> History {
@@ -95,11 +97,7 @@ fn a_history_becomes_the_events_from_its_begin() {
 #[test]
 fn the_settings_of_the_allocator_are_those_of_the_process() {
     let with = |settings: Plain| {
-        let Plain::Dict(mut pairs) = story() else {
-            unreachable!("a snapshot is a dict");
-        };
-        pairs.push(("allocator_settings", settings));
-        let history = read_plain(&Plain::Dict(pairs));
+        let history = read_plain(&story().with([("allocator_settings", settings)]));
         history.header.target.allocator_conf
     };
     let text = |text| Plain::dict([(SETTINGS_TEXT_KEY, Plain::Text(text))]);
@@ -108,10 +106,49 @@ fn the_settings_of_the_allocator_are_those_of_the_process() {
     for other in [
         text(""),
         Plain::Int(3),
+        Plain::None,
+        Plain::list([text("max_split_size_mb:64")]),
         Plain::dict([(SETTINGS_TEXT_KEY, Plain::Int(3))]),
+        Plain::dict([(SETTINGS_TEXT_KEY, Plain::List(Vec::new()))]),
+        Plain::dict([(SETTINGS_TEXT_KEY, Plain::long(MAX_CONTEXT + 1))]),
     ] {
         assert_eq!(with(other), None);
     }
+    let twice = text("max_split_size_mb:64").with([(SETTINGS_TEXT_KEY, Plain::Text("backend:x"))]);
+    assert_eq!(with(twice).as_deref(), Some("backend:x"));
+}
+
+#[test]
+fn a_list_that_several_segments_or_devices_have_is_refused() {
+    let trace = vec![event("alloc", 0x10000, 512, 0, Some(1)); 100];
+    let traces = Plain::same(MAX_DEVICES, Plain::List(trace));
+    let blocks = vec![block(0x10000, 512, "active_allocated", Some(1)); 100];
+    let segments = Plain::same(100, segment(0x10000, 2 << 20, blocks));
+    for snapshot in [
+        snapshot(Vec::new(), Vec::new()).with([("device_traces", traces)]),
+        snapshot(Vec::new(), Vec::new()).with([("segments", segments.clone())]),
+        segments,
+    ] {
+        let pickled = snapshot.pickled();
+        let error = read(&*pickled).expect_err("refused");
+        assert!(matches!(error, PickleError::Repeated), "{error:?}");
+        let copied = copy_pickle(&*pickled, &mut Vec::new()).expect_err("refused");
+        assert!(copied.to_string().contains("the same list"), "{copied}");
+    }
+    // One entry of a list any number of times is as long as the list.
+    let entries = Plain::same(1000, event("alloc", 0x10000, 512, 0, Some(1)));
+    let traces = [("device_traces", Plain::list([entries]))];
+    let history = read_plain(&snapshot(Vec::new(), Vec::new()).with(traces));
+    assert_eq!(history.facts.missing_events, 1000);
+}
+
+#[test]
+fn a_dict_of_many_keys_is_searched_no_further_than_a_snapshot_needs() {
+    let keys = |count: usize| (0..count).map(|_| ("another key", Plain::Int(1)));
+    let few = read_plain(&story().with(keys(20)));
+    assert_eq!(shown(&few), shown(&read_plain(&story())));
+    let error = read(&*story().with(keys(1000)).pickled()).expect_err("no segments");
+    assert!(matches!(error, PickleError::Foreign), "{error:?}");
 }
 
 #[test]
@@ -193,11 +230,8 @@ fn a_stack_without_python_and_one_that_was_not_recorded_say_so() {
         ("name", Plain::Text("start_thread")),
     ])]);
     let with = |frames: Option<Plain>| {
-        let Plain::Dict(mut pairs) = event("alloc", 0x10000, 512, 0, None) else {
-            unreachable!("an event is a dict");
-        };
-        pairs.extend(frames.map(|frames| ("frames", frames)));
-        Plain::Dict(pairs)
+        let event = event("alloc", 0x10000, 512, 0, None);
+        event.with(frames.map(|frames| ("frames", frames)))
     };
     let trace = vec![with(Some(native)), with(None)];
     let text = shown(&read_plain(&snapshot(Vec::new(), trace)));

@@ -34,6 +34,7 @@ pub(super) fn events(
         unknown_entries: snapshot.unknown_entries,
         lacks_history: !snapshot.traces.iter().flatten().any(is_of_history),
         refused_side_events: snapshot.refused_side_events,
+        refused_stacks: stacks.refused,
         ..HistoryFacts::default()
     };
     let times = Times::of(&snapshot, header.as_ref());
@@ -62,6 +63,8 @@ pub(super) fn events(
         };
         timeline.push(device, &times);
     }
+    // Those of a device without a trace have no place.
+    facts.refused_side_events += side_events.iter().flatten().count() as u64;
     // Stable: the events of one device keep their order.
     if !events.is_sorted_by_key(time_of) {
         events.sort_by_key(time_of);

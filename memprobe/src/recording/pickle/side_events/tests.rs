@@ -1,5 +1,5 @@
 use super::super::samples::{Plain, block, event, segment, snapshot};
-use super::super::{History, read};
+use super::super::{History, machine, read};
 use super::*;
 use crate::event::{Action, Address, BlockLabels, Module, PurposeId};
 
@@ -11,24 +11,21 @@ fn text(text: &'static str) -> Plain {
 
 /// A snapshot as memprobe writes it: two allocations, between them a mark, after them labels.
 fn exported(more: Vec<(&'static str, Plain)>) -> Plain {
-    let with = |event: Plain, facts: Vec<(&'static str, Plain)>| {
-        let Plain::Dict(mut pairs) = event else {
-            unreachable!("an event is a dict");
-        };
-        pairs.push(("user_metadata", Plain::Dict(facts)));
-        Plain::Dict(pairs)
-    };
-    let facts = || {
-        vec![
-            ("module", text("Net.first")),
-            ("grad", text("enabled")),
-            ("purpose", text("no tensor")),
-            ("tid", text("77")),
-        ]
-    };
+    let facts = Plain::dict([
+        ("module", text("Net.first")),
+        ("grad", text("enabled")),
+        ("purpose", text("no tensor")),
+        ("tid", text("77")),
+    ]);
+    exported_with(facts, more)
+}
+
+/// The same with other metadata of both allocations.
+fn exported_with(facts: Plain, more: Vec<(&'static str, Plain)>) -> Plain {
+    let with = |event: Plain| event.with([("user_metadata", facts.clone())]);
     let trace = vec![
-        with(event("alloc", 0x10000, 512, 10, Some(3)), facts()),
-        with(event("alloc", 0x10200, 512, 20, Some(4)), facts()),
+        with(event("alloc", 0x10000, 512, 10, Some(3))),
+        with(event("alloc", 0x10200, 512, 20, Some(4))),
         event("snapshot", 0, 0, 30, None),
     ];
     let blocks = vec![
@@ -36,11 +33,7 @@ fn exported(more: Vec<(&'static str, Plain)>) -> Plain {
         block(0x10200, 512, "active_allocated", Some(4)),
         block(0x10400, 512, "active_allocated", Some(5)),
     ];
-    let Plain::Dict(mut pairs) = snapshot(vec![segment(0x10000, 2 << 20, blocks)], trace) else {
-        unreachable!("a snapshot is a dict");
-    };
-    pairs.extend(more);
-    Plain::Dict(pairs)
+    snapshot(vec![segment(0x10000, 2 << 20, blocks)], trace).with(more)
 }
 
 fn place(position: i64, more: Vec<(&'static str, Plain)>) -> Plain {
@@ -70,9 +63,13 @@ fn labels(count: i64) -> Vec<(&'static str, Plain)> {
         ("kind", text("parameter")),
         ("name", text("first.weight")),
     ];
+    labels_of_blocks(Plain::list([Plain::dict(block)]), count)
+}
+
+fn labels_of_blocks(blocks: Plain, count: i64) -> Vec<(&'static str, Plain)> {
     vec![
         ("scope", text("all_blocks")),
-        (BLOCKS_KEY, Plain::list([Plain::dict(block)])),
+        (BLOCKS_KEY, blocks),
         (LABELS_END_KEY, Plain::dict([("blocks", Plain::Int(count))])),
     ]
 }
@@ -170,6 +167,15 @@ fn records_that_memprobe_does_not_write_are_counted() {
         place(-1, mark("step")),
         place(1, vec![("scope", text("all_blocks"))]),
         place(1, vec![("mark", text("step"))]),
+        place(2, labels(i64::MAX)),
+        place(2, labels(-1)),
+        place(2, labels_of_blocks(Plain::Int(3), 0)),
+        place(2, labels_of_blocks(Plain::list([Plain::Int(3)]), 1)),
+        place(1, mark("step")).with([("device", Plain::Int(256))]),
+        place(1, mark("step")).with([("device", text("0"))]),
+        // Of a device without a trace.
+        place(1, mark("step")).with([("device", Plain::Int(200))]),
+        place(1, mark("step")).with([("position", Plain::None)]),
     ];
     let count = wrong.len() as u64;
     let history = history(own(wrong));
@@ -203,4 +209,134 @@ fn a_header_of_another_kind_counts_as_none() {
             "PyTorch's own memory history"
         );
     }
+}
+
+/// A short file that refers to one long text very often is no large one in memory.
+#[test]
+fn a_record_of_one_text_very_often_is_refused() {
+    let tag = Plain::dict([
+        ("addr", Plain::Int(1)),
+        ("size", Plain::Int(1)),
+        ("tag", Plain::long(MAX_CONTEXT)),
+    ]);
+    let tagged = |count| {
+        let end = [
+            ("blocks", Plain::Int(0)),
+            ("tags", Plain::same(count, tag.clone())),
+        ];
+        let labels = labels_of_blocks(Plain::List(Vec::new()), 0);
+        place(2, labels).with([(LABELS_END_KEY, Plain::dict(end))])
+    };
+    let few = history(own(vec![tagged(2)]));
+    assert_eq!(few.facts.refused_side_events, 0);
+    let tags = &labels_of(&few).expect("labels").tags;
+    assert!(Arc::ptr_eq(&tags[0].tag, &tags[1].tag));
+    let many = history(own(vec![tagged(30_000)]));
+    assert_eq!(many.facts.refused_side_events, 1);
+}
+
+#[test]
+fn all_records_together_have_a_limit() {
+    let document = machine::decode(&*Plain::same(9, text("a text")).pickled()).expect("decoded");
+    let mut records = RecordReader::default();
+    let cost = 10 * VALUE_BYTES + 9 * "a text".len();
+    records.left = 2 * cost;
+    assert!(records.read(&document, document.root).is_some());
+    assert!(records.read(&document, document.root).is_some());
+    assert_eq!(records.left, 0);
+    assert!(records.read(&document, document.root).is_none());
+}
+
+#[test]
+fn threads_that_memprobe_does_not_write_are_left_out() {
+    let thread = |tid: Plain, name: Plain| Plain::dict([("tid", tid), ("name", name)]);
+    let threads = Plain::list([
+        Plain::Int(3),
+        Plain::Dict(Vec::new()),
+        thread(Plain::Int(-1), text("a")),
+        thread(Plain::Int(1 << 32), text("b")),
+        thread(text("77"), text("c")),
+        thread(Plain::Int(1), Plain::None),
+        thread(Plain::Int(2), Plain::long(MAX_CONTEXT + 1)),
+        thread(Plain::Int(3), text("left")),
+    ]);
+    let mut more = own(Vec::new());
+    more.push((THREADS_KEY, threads));
+    let named = |history: History| {
+        let events = history.events.into_iter();
+        let threads = events.filter_map(|event| match event {
+            Event::Thread(tid, name) => Some((tid.0, name.to_string())),
+            _ => None,
+        });
+        threads.collect::<Vec<_>>()
+    };
+    assert_eq!(named(history(more)), [(3, "left".to_owned())]);
+    for other in [Plain::Int(1), text("x"), Plain::Dict(Vec::new())] {
+        let mut more = own(Vec::new());
+        more.push((THREADS_KEY, other));
+        assert!(named(history(more)).is_empty());
+    }
+}
+
+#[test]
+fn the_last_of_two_values_of_a_key_counts() {
+    let events = vec![place(2, labels(1)), place(1, mark("step"))];
+    let mut more = own(events);
+    more.push((SIDE_EVENTS_KEY, Plain::list([place(1, mark("step"))])));
+    assert_eq!(kinds(&history(more)), ["held", "alloc", "mark", "alloc"]);
+    let mut more = own(vec![place(1, mark("step"))]);
+    more.push((SIDE_EVENTS_KEY, Plain::Int(7)));
+    assert_eq!(kinds(&history(more)), ["held", "alloc", "alloc"]);
+}
+
+/// Tids and stacks of the allocations.
+fn origins(facts: Plain) -> Vec<(Tid, u64, PurposeId)> {
+    let snapshot = exported_with(facts, own(Vec::new()));
+    let history = read(&*snapshot.pickled()).expect("a snapshot");
+    let events = history.events.iter();
+    let allocations = events.filter_map(|event| match event {
+        Event::Memory(event) if event.action == Action::Alloc => {
+            Some((event.tid, event.size.0, event.shape))
+        }
+        _ => None,
+    });
+    allocations.collect()
+}
+
+#[test]
+fn metadata_that_memprobe_does_not_write_is_unknown() {
+    let unknown = [(Tid::UNKNOWN, 512, PurposeId::NONE); 2];
+    let facts = |value: Plain| {
+        let keys = [
+            "tid",
+            "tensor",
+            "purpose",
+            "module",
+            "autograd node",
+            "operation at",
+            "thread",
+            "grad",
+            "block bytes",
+        ];
+        Plain::dict(keys.map(|key| (key, value.clone())))
+    };
+    for value in [
+        Plain::None,
+        Plain::Int(7),
+        Plain::List(vec![text("7")]),
+        Plain::dict([("tid", Plain::Int(7))]),
+        text(""),
+        text("-1"),
+        text("1e3"),
+        text("0x10"),
+        text("99999999999999999999999999"),
+        text("0000000000000000000000007"),
+        Plain::long(MAX_CONTEXT + 1),
+    ] {
+        assert_eq!(origins(facts(value.clone())), unknown);
+        assert_eq!(origins(value), unknown);
+    }
+    let largest = Plain::dict([("block bytes", text("18446744073709551615"))]);
+    // The blocks of the end have their sizes there.
+    assert_eq!(origins(largest), unknown);
 }

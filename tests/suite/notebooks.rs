@@ -122,7 +122,7 @@ impl NotebookUser {
     }
 
     /// The file that a cell records.
-    fn kept(&self) -> PathBuf {
+    fn recording(&self) -> PathBuf {
         self.folder.join("home/kept.mprb")
     }
 
@@ -175,7 +175,7 @@ fn outputs(
     command
         .env("PYTHONPATH", paths)
         .env("MEMPROBE_BIN", environment.memprobe().get_program())
-        .env("RECORDED_CELL", user.kept());
+        .env("RECORDED_CELL", user.recording());
     let finished = Background::start(&mut command).finish().succeeded();
     let last = finished.stdout.lines().last().expect("a line");
     serde_json::from_str(last).expect("JSON")
@@ -247,9 +247,9 @@ fn a_recorded_cell_shows_what_each_of_its_lines_allocated_to_the_byte() {
         missing.contains("no program /missing: install memprobe"),
         "{missing}"
     );
-    let kept = fs::metadata(user.kept()).expect("recorded");
+    let recording = fs::metadata(user.recording()).expect("recorded");
     let owner = if user.is_root { 0 } else { NOBODY };
-    assert_eq!(kept.uid(), owner);
+    assert_eq!(recording.uid(), owner);
     if !user.is_root {
         assert_errors_say_what_to_do(&closed.concat(), &without.concat(), &refused.concat());
     }

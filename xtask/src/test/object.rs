@@ -49,7 +49,7 @@ pub enum Rebuilt {
 pub fn finish_check(repository: &Repository, extent: Extent, rebuild: Rebuild) -> Result<Rebuilt> {
     let Rebuild::Running(rebuilding) = rebuild else {
         let reason = "no compiler for the eBPF programs is installed (cargo xtask ebpf --install)";
-        println!("{reason}; the committed object is that of its record");
+        println!("{reason}; the committed object has the hash of its record");
         return Ok(Rebuilt::NotTried(Skip {
             test: "eBPF object".to_owned(),
             extent: Skipped::Part,

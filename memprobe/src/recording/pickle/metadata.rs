@@ -48,7 +48,7 @@ pub(super) struct ParsedFacts {
 /// Thread of a stack that is not its own, or that is unknown.
 #[derive(Clone, Debug)]
 enum ThreadFact {
-    /// The stack is that of the thread that called `backward()`.
+    /// The thread that called `backward()` waits there.
     Waiting(Arc<str>),
     Unknown(Arc<str>, NoStack),
     Unreadable,

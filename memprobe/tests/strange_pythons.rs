@@ -96,7 +96,12 @@ impl Changed {
         change(&mut image);
         let original = python.holder.file_name().unwrap().to_str().unwrap();
         let copy = folder.path().join(name.unwrap_or(original));
-        fs::write(&copy, image.bytes).unwrap();
+        let written = folder.path().join("image");
+        fs::write(&written, image.bytes).unwrap();
+        // A program that another thread starts has this file open for a moment, and a file that is open for writing
+        // cannot be run: cp writes the one that is.
+        let copied = Command::new("cp").arg(&written).arg(&copy).status();
+        assert!(copied.unwrap().success());
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
         let mut command = if python.is_library() {
             let mut command = Command::new(&python.program);

@@ -251,6 +251,7 @@ fn a_training_that_inductor_compiled_is_explained() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_training_whose_graph_is_compiled_to_operators_is_explained() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -223,6 +223,7 @@ fn without_the_graph_nothing_is_said_of_nodes() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn steps_and_batches_are_marked_as_often_as_they_are_begun() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -157,6 +157,7 @@ fn eight_ranks_that_hardly_do_more_than_allocate_are_exact() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn each_rank_reports_its_own_losses_and_its_totals_are_right() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -50,6 +50,7 @@ fn report(environment: &TestEnvironment, file: &Path) -> Finished {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_training_loop_takes_at_most_sixteen_bytes_an_event() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -99,6 +99,7 @@ fn a_process_in_a_container_is_named_by_it() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_process_in_a_chroot_is_recorded_exactly() {
     on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Chroot, &WORKLOAD) else {
@@ -130,6 +131,7 @@ fn a_process_in_a_chroot_is_recorded_exactly() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_process_of_another_user_that_may_not_be_dumped_is_recorded_exactly() {
     on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::OtherUser, &WORKLOAD) else {
@@ -142,6 +144,7 @@ fn a_process_of_another_user_that_may_not_be_dumped_is_recorded_exactly() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_process_on_an_overlay_file_system_is_recorded_exactly_after_its_libraries_are_deleted() {
     on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Overlay, &WORKLOAD) else {

@@ -240,6 +240,7 @@ const QUESTIONS: [&str; 5] = [
 ];
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn perfettos_trace_processor_answers_with_the_allocators_peak() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -553,6 +553,7 @@ fn expandable_segments_are_what_is_mapped() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn without_caching_the_calls_are_the_allocations() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -43,6 +43,7 @@ fn an_unreadable_frame_gives_a_line() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn dropped_records_give_lines_at_a_limited_rate() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -21,6 +21,7 @@ fn agree(name: &str, on: On) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn every_event_of_a_perceptron_with_adam_agrees_with_pytorch() {
     agree("perceptron", On::Each);
 }
@@ -41,6 +42,7 @@ fn every_event_with_data_loader_workers_and_pinned_memory_agrees_with_pytorch() 
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn every_event_of_threads_that_allocate_at_once_agrees_with_pytorch() {
     agree("threads", On::Each);
 }
@@ -85,6 +87,7 @@ fn a_program_that_memprobe_started_is_recorded_from_its_first_allocation() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn backward_passes_that_run_at_once_lead_to_their_own_lines() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -158,6 +158,7 @@ fn exported_segments_of_private_pools_and_expandable_ones_are_those_of_pytorch()
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_pickle_of_pytorch_is_exported_unchanged_in_a_protocol_that_its_page_opens() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -120,6 +120,7 @@ fn assert_explained(environment: &TestEnvironment, recorded: &Recorded, browser:
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -266,6 +267,7 @@ fn assert_keys_move_the_cursors(browser: &Browser) {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -371,6 +373,7 @@ dist.destroy_process_group()
 ";
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_page_of_a_torchrun_has_its_ranks_by_iteration_and_their_imbalance() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -25,6 +25,7 @@ fn attached_to_a_busy_process_memprobe_knows_every_block_that_was_there() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn blocks_in_expandable_segments_are_known_too() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -47,6 +48,7 @@ fn blocks_in_expandable_segments_are_known_too() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn an_idle_process_is_known_completely_at_once() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -234,6 +234,7 @@ fn a_device_in_mig_mode_is_asked_as_a_whole_or_by_its_instances() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn clients_of_mps_count_once_and_the_server_has_a_row() {
     let Some(stage) = Stage::set() else { return };
     // Any process that runs: the simulated driver takes it for the server.
@@ -304,6 +305,7 @@ fn uuid(gpu: u32) -> String {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn ordinals_are_joined_with_the_gpus_of_the_machine() {
     let Some(stage) = Stage::set() else { return };
     let both = stage.rank("3,1", &["96", "2"]);

@@ -42,6 +42,7 @@ fn number(value: &Value) -> u64 {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives_back() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -122,6 +123,7 @@ fn at_point(
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn globals_and_outer_frames_name_and_retain_before_the_calls_in_progress() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -138,6 +140,7 @@ fn globals_and_outer_frames_name_and_retain_before_the_calls_in_progress() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn cells_and_results_of_a_notebook_are_named_by_their_numbers() {
     let Some(environment) = TestEnvironment::take() else {
         return;

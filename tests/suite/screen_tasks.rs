@@ -189,6 +189,7 @@ fn the_guide_has_every_question_with_its_keys() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_screen_of_lines_answers_with_few_keys() {
     let Some(stage) = Stage::set() else {
         return;
@@ -226,6 +227,7 @@ fn the_other_screens_answer_with_few_keys() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn two_moments_are_saved_and_compared() {
     let Some(stage) = Stage::set() else {
         return;
@@ -287,6 +289,7 @@ fn the_screen_of_all_processes_shows_who_else_is_on_the_gpu() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn the_graph_has_the_memory_of_the_gpu_and_marks_of_steps_and_readings() {
     let Some(stage) = Stage::set() else {
         return;

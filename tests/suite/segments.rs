@@ -251,6 +251,7 @@ fn fragmented_pools_agree_with_pytorch() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn pools_of_streams_and_blocks_that_await_an_event_agree_with_pytorch() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -261,6 +262,7 @@ fn pools_of_streams_and_blocks_that_await_an_event_agree_with_pytorch() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn private_pools_of_graphs_agree_with_pytorch() {
     let Some(environment) = TestEnvironment::take() else {
         return;

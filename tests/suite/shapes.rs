@@ -85,6 +85,7 @@ impl Run {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -158,6 +159,7 @@ fn only_lines_are_recorded_unless_more_is_requested() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn attach_records_the_shapes_of_later_tensors() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -192,6 +194,7 @@ fn is_breath(event: &Event) -> bool {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
     if std::process::Command::new("addr2line")
         .arg("-v")

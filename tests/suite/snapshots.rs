@@ -125,6 +125,7 @@ fn is_called(text: &str, name: &str) -> bool {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
     let least = Least {
         tensors: 50,
@@ -135,6 +136,7 @@ fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn shared_weights_flat_buffers_and_products_that_nobody_holds_are_known() {
     // Without LSTM in cuDNN, a third of these numbers is left.
     let least = Least {
@@ -146,6 +148,7 @@ fn shared_weights_flat_buffers_and_products_that_nobody_holds_are_known() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn large_tensors_that_come_and_go_are_known() {
     let least = Least {
         tensors: 32 + 35 + 37 + 35,
@@ -156,6 +159,7 @@ fn large_tensors_that_come_and_go_are_known() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn gradients_buffers_and_the_state_of_optimizers_are_known_by_name() {
     let least = Least {
         tensors: 350,
@@ -166,6 +170,7 @@ fn gradients_buffers_and_the_state_of_optimizers_are_known_by_name() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn modules_optimizers_and_tensors_are_known_behind_mixins() {
     let least = Least {
         tensors: 120,
@@ -176,6 +181,7 @@ fn modules_optimizers_and_tensors_are_known_behind_mixins() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn tensors_are_named_after_where_python_keeps_them() {
     let least = Least {
         tensors: 30,
@@ -186,6 +192,7 @@ fn tensors_are_named_after_where_python_keeps_them() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn tensors_of_every_kind_are_listed_or_said_to_be_unknown() {
     let least = Least {
         tensors: 100,
@@ -319,6 +326,7 @@ fn assert_changes(found: &[(String, Vec<String>)], point: &str, wanted: &[&str])
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_diff_of_two_snapshots_agrees_with_the_older_tools() {
     let Some(found) = changes_of("tracked_vgg.py") else {
         return;
@@ -349,6 +357,7 @@ fn a_diff_of_two_snapshots_agrees_with_the_older_tools() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn compare_shows_additions_and_removals_of_a_training_step() {
     let Some(found) = changes_of("detector_mlp.py") else {
         return;
@@ -388,6 +397,7 @@ fn mazes_of_cycles_depths_and_strange_keys_do_not_lead_astray() {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_it() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -347,6 +347,7 @@ fn a_caught_error_has_its_dump_while_the_process_runs_on_and_others_are_counted(
 }
 
 #[test]
+#[ignore = "long: cargo xtask test --all"]
 fn dumps_without_a_cooldown_stay_within_the_limit_of_the_directory() {
     let Some(stage) = Stage::set(TestEnvironment::take()) else {
         return;

@@ -264,7 +264,7 @@ impl Watching {
         if self.session.is_watched(tgid) {
             return Ok(());
         }
-        match Watched::if_there(tgid) {
+        match Watched::if_there(tgid).filter(|watched| !watched.has_ended()) {
             Some(watched) => self.session.add(watched, ProcessOrigin::Running),
             None => Ok(()),
         }

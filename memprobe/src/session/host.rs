@@ -1,6 +1,7 @@
 //! Probed processes, one or many: from one ring buffer to the events of each.
 
 mod catching_up;
+mod ended;
 mod gpus;
 
 use std::collections::VecDeque;
@@ -10,6 +11,7 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use memprobe_common::{CudaRecord, counter};
 
+use self::ended::EndedProcesses;
 use super::budget::{BudgetStep, OverheadBudget};
 use super::gpus::GpuSampler;
 use super::process::{Process, ProcessOrigin};
@@ -37,15 +39,13 @@ const SWEEP: Duration = Duration::from_millis(250);
 /// Interval of comparing probed functions with the memory of the processes that use them, and of checking whether
 /// processes were stopped.
 const CHECK_CODE: Duration = Duration::from_secs(1);
-/// Time limit from the kernel's record of a process's exit to its end, while it frees its memory.
-const ENDING: Duration = Duration::from_secs(10);
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
 pub(crate) struct HostSession {
     wanted: Wanted,
     processes: HashMap<u32, Process>,
-    ended: Vec<(Tgid, Instant)>,
+    ended: EndedProcesses,
     emitted: VecDeque<HostEvent>,
     busy: Vec<Tgid>,
     files: ProbedFiles,
@@ -88,7 +88,7 @@ impl HostSession {
         Ok(Self {
             wanted,
             processes: HashMap::new(),
-            ended: Vec::new(),
+            ended: EndedProcesses::default(),
             emitted: VecDeque::new(),
             busy: Vec::new(),
             files: ProbedFiles::default(),
@@ -119,7 +119,7 @@ impl HostSession {
 
     pub(crate) fn add(&mut self, watched: Watched, origin: ProcessOrigin) -> Result<()> {
         let tgid = watched.tgid;
-        if self.processes.contains_key(&tgid.0) {
+        if self.processes.contains_key(&tgid.0) || self.ended.includes(&watched) {
             return Ok(());
         }
         let process = self.new_process(Some(watched), tgid, origin);
@@ -415,9 +415,9 @@ impl HostSession {
         self.emit_rest(tgid, "the process ended before");
         if let Some(process) = self.processes.remove(&tgid.0) {
             let now = Instant::now();
-            process.end(&mut self.files, now);
+            let watched = process.end(&mut self.files, now);
             self.counters.forget(tgid);
-            self.ended.push((tgid, now));
+            self.ended.push(tgid, watched, now);
             self.busy.retain(|busy| *busy != tgid);
             self.emit(tgid, HostItem::Ended);
         }
@@ -559,16 +559,9 @@ impl HostSession {
     /// its exit record and its end got another entry, which the next owner of its number would inherit.
     fn sweep_entries(&mut self, now: Instant) {
         let (processes, loader) = (&self.processes, &mut self.loader);
-        self.ended.retain(|&(tgid, since)| {
-            if processes.contains_key(&tgid.0) {
-                return false;
-            }
-            let is_over = Watched::if_there(tgid).is_none_or(|watched| watched.has_ended());
-            if is_over {
-                let _ = loader.dismiss(tgid);
-            }
-            // If it is not, it still ends, or the number is another's by now.
-            !is_over && now.duration_since(since) < ENDING
+        let is_another = |tgid: Tgid| processes.contains_key(&tgid.0);
+        self.ended.sweep(now, is_another, |tgid| {
+            let _ = loader.dismiss(tgid);
         });
     }
 

@@ -255,8 +255,10 @@ impl Process {
         self.schedule = PollSchedule::new(now);
     }
 
-    pub(super) fn end(mut self, files: &mut ProbedFiles, now: Instant) {
+    /// Returns what holds its number.
+    pub(super) fn end(mut self, files: &mut ProbedFiles, now: Instant) -> Option<Watched> {
         self.attaching.forget(files, now);
+        self.watched
     }
 
     pub(super) fn modules(&self) -> &ModuleCalls {

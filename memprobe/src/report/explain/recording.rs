@@ -40,11 +40,8 @@ pub type FailureEvidence = (WhatIfFacts, (SegmentLedger, FailureFinder));
 pub fn failure_evidence<R: BufRead>(reader: &Reader<R>) -> FailureEvidence {
     let header = reader.header();
     let dump = header.dump.as_ref();
-    let (conf, torch) = (
-        &header.target.allocator_conf,
-        header.target.torch.as_deref(),
-    );
-    let conf = conf.as_deref();
+    let conf = header.target.allocator_conf.as_deref();
+    let torch = header.target.torch.as_deref();
     let conf = conf.and_then(|conf| AllocatorSettings::parse_recorded(conf, torch).ok());
     let facts = WhatIfFacts::with_settings(conf.unwrap_or_default());
     let finder = FailureFinder::at(dump.map(|dump| dump.time));

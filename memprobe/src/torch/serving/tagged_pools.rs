@@ -20,7 +20,7 @@ const VALUE: u64 = 16;
 
 /// Offsets of `id_` in `MemPool`: 8 in ATen/cuda/MemPool.h@v2.15.0 and @00d512a, 16 in
 /// c10/cuda/CUDACachingAllocator.h@v2.6.0 to @v2.9.0. Only a pool that the program made has 0 as its first number, and
-/// another as its second, so that at most one of them fits.
+/// another as its second. An object that fits both is of neither.
 const ID: [u64; 2] = [8, 16];
 
 /// Pool whose memory has a tag.
@@ -68,5 +68,6 @@ fn id(heap: &Heap<'_, impl ReadMemory>, pool: u64) -> Option<PoolId> {
         let id = PoolId(word(at)?, word(at.checked_add(8)?)?);
         (id.0 == 0 && id.1 > 0).then_some(id)
     });
-    ids.next()
+    let found = ids.next();
+    found.filter(|_| ids.next().is_none())
 }

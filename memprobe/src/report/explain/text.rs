@@ -158,12 +158,11 @@ fn outside_allocator(words: &str, target: &Target) -> String {
         .iter()
         .filter(|library| !library.signs.is_empty());
     let used: Vec<String> = used.map(|library| library_family(&library.path)).collect();
-    match used.is_empty() {
-        true => words.to_owned(),
-        false => {
-            let context = words.trim_end_matches(", libraries");
-            format!("{context}; perhaps {}", used.join(", "))
-        }
+    if used.is_empty() {
+        words.to_owned()
+    } else {
+        let context = "this process beside PyTorch's allocator: CUDA's context";
+        format!("{context}; perhaps {}", used.join(", "))
     }
 }
 

@@ -41,10 +41,14 @@ fn communicators(
     target.wait_for("MADE");
     recording.signal(Signal::INT);
     recording.finish().succeeded();
+    let signs = signs_from_outside(environment, target.pid());
     // PyTorch's second backend over NCCL names no threads.
-    if settings.contains(&FIRST_BACKEND) {
-        assert_seen_from_outside(environment, target.pid());
-    }
+    let threads = match settings.contains(&FIRST_BACKEND) {
+        true => ", 2 threads of ProcessGroupNCCL",
+        false => "",
+    };
+    let groups = "2 process groups (0: rank 0; 1: rank 0)";
+    assert_eq!(signs, format!("{groups}{threads}"));
     let trace = file("trace.mprb");
     let trace = trace.to_str().expect("a path");
     let report = ["report", trace, "--by", "owner"];
@@ -56,16 +60,16 @@ fn communicators(
     rows_of_nccl(&report, &text)
 }
 
-/// Checks what a late attach sees of the two process groups: the threads that watch them.
-fn assert_seen_from_outside(environment: &TestEnvironment, pid: u32) {
+/// Signs of NCCL's use that a late attach sees.
+fn signs_from_outside(environment: &TestEnvironment, pid: u32) -> String {
     let pid = pid.to_string();
     let explain = ["explain", &pid, "--nonblocking", "--format", "json"];
     let printed = environment.run(&[&explain[..], &["--duration", "1s"]].concat());
     let document: Value = serde_json::from_str(&printed.succeeded().stdout).expect("JSON");
     let libraries = document["libraries"].as_array().expect("libraries");
     let nccl = libraries.iter().find(|library| library["name"] == "NCCL");
-    let signs = nccl.map(|library| library["signs"].as_str().unwrap_or_default());
-    assert_eq!(signs, Some("2 threads of ProcessGroupNCCL"), "{document}");
+    let signs = nccl.and_then(|library| library["signs"].as_str());
+    signs.unwrap_or_else(|| panic!("{document}")).to_owned()
 }
 
 fn rows_of_nccl(report: &Value, text: &str) -> Communicators {

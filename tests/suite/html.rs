@@ -227,6 +227,41 @@ fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
+/// Rows of live memory at A of each table of a page, and what is allocated there.
+fn tables_at_a(browser: &Browser, page: &Path) -> (i64, Vec<BTreeMap<String, i64>>) {
+    browser.visit(page, "#rows .grid-row");
+    let tables = ["1", "2", "3", "4"].map(|key| {
+        browser.press("body", key);
+        live_rows(browser, "a")
+    });
+    (moment(browser, 0, "allocated"), tables.into())
+}
+
+#[test]
+#[ignore = "long: cargo xtask test --all"]
+fn the_page_of_an_exported_pickle_has_the_rows_of_its_recording() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let recorded = Recorded::of(&environment, &[], &["mlp_adam.py", "--hidden", "256"]);
+    let [pickle, page] =
+        ["trace.pickle", "again.html"].map(|name| recorded.folder.path().join(name));
+    let file = recorded.file();
+    environment
+        .run(&["export", text(&file), "-o", text(&pickle)])
+        .succeeded();
+    environment
+        .run(&["report", text(&pickle), "--html", text(&page)])
+        .succeeded();
+    let of_recording = tables_at_a(&browser, &recorded.page());
+    assert!(of_recording.1.iter().all(|rows| !rows.is_empty()));
+    assert_eq!(tables_at_a(&browser, &page), of_recording);
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
 /// Presses keys, and compares the state that the fragment keeps.
 fn assert_keys_move_the_cursors(browser: &Browser) {
     let fragment = |name: &str| {

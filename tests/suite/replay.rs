@@ -83,6 +83,30 @@ fn a_recording_is_shown_at_its_peak_its_failure_and_any_event() {
     }
 }
 
+#[test]
+fn an_exported_pickle_is_shown_as_its_recording_is() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let [recording, pickle] = ["trace.mprb", "trace.pickle"].map(|name| folder.path().join(name));
+    record(&environment, &recording);
+    environment
+        .run(&["export", text(&recording), "-o", text(&pickle)])
+        .succeeded();
+    let shown = [recording, pickle].map(|file| {
+        let mut screen = replay(&environment, &file, &["--at", "peak"]);
+        let peak = screen.wait_until("the peak", |shown| is_at_peak(shown) && is_whole(shown));
+        screen.press("q");
+        assert_eq!(screen.finish_restored().code(), Some(0));
+        let lines = peak.lines().filter(|line| line.contains("oom.py:"));
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        (allocated(&peak), lines)
+    });
+    assert!(!shown[0].1.is_empty(), "{shown:?}");
+    assert_eq!(shown[1], shown[0]);
+}
+
 /// Returns true if the screen shows its peak: as much is allocated as at most.
 fn is_at_peak(shown: &str) -> bool {
     let peak = shown.find("peak ").map(|at| &shown[at + 5..]);

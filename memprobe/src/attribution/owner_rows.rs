@@ -81,7 +81,7 @@ pub struct OwnerRow {
     pub communicator: Option<CommunicatorCall>,
     pub pool: Option<PoolOfStream>,
     pub site: Option<Site>,
-    /// Signs that a candidate was in use at attach.
+    /// Signs that a candidate was in use at attach, or for CUDA graphs that they are there.
     pub signs: Vec<UseSign>,
     /// Candidates without such a sign, as one row: their paths.
     pub idle: Vec<Arc<str>>,
@@ -132,6 +132,14 @@ impl OwnerRow {
             });
         }
         rows
+    }
+
+    /// Row for the CUDA graphs whose private pools the allocator has.
+    pub(super) fn graphs(depth: u8, pools: u32) -> Self {
+        Self {
+            signs: vec![UseSign::GraphPools(pools)],
+            ..Self::new(OwnerKind::Candidate, depth, 0)
+        }
     }
 
     pub(super) fn of_line(depth: u8, line: &LineRow) -> Self {

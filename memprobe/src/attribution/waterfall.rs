@@ -4,7 +4,7 @@
 //! far as CUDA backs it. Reserved = live + rounding + awaiting + cached + inactive splits. What no call accounts for is a
 //! row, and so is what sleeps: reserved by the allocator, and given back to CUDA behind its back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::communicators;
@@ -12,7 +12,10 @@ use super::owner_rows::{AllocationTag, OwnerKind, OwnerRow, PoolOfStream};
 use super::segments::SegmentMap;
 use super::tables::SegmentBlockState;
 use crate::cuda::libraries::has_communicators;
-use crate::event::{Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, TimeNs, Totals};
+use crate::event::{
+    Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, PoolId, PoolOwner, PrivatePoolState, TimeNs,
+    Totals,
+};
 use crate::ledger::snapshot::{
     CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, Snapshot, SoftwareLayer,
 };
@@ -187,10 +190,26 @@ impl Parts<'_> {
             OwnerKind::BeforeAttach => OwnerRow::candidates(2, libraries),
             _ => Vec::new(),
         };
+        let graphs = u32::try_from(self.graph_pools()).unwrap_or(u32::MAX);
+        let graphs = (graphs > 0).then(|| OwnerRow::graphs(2, graphs));
         std::iter::once(row)
             .chain(lines)
             .chain(candidates)
+            .chain(graphs)
             .collect()
+    }
+
+    /// Number of the private pools that graphs have in use. What CUDA itself allocates for a graph is in no pool.
+    fn graph_pools(&self) -> usize {
+        let segments = self.map.iter().flat_map(|map| &map.segments);
+        let pools = segments.filter_map(|segment| match segment.pool?.owner {
+            PoolOwner::Private {
+                id,
+                state: PrivatePoolState::InUse,
+            } if id.is_of_graph() => Some(id),
+            _ => None,
+        });
+        pools.collect::<BTreeSet<PoolId>>().len()
     }
 
     fn reserved(&self) -> Vec<OwnerRow> {

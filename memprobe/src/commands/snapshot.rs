@@ -23,6 +23,7 @@ use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::process::facts;
+use crate::python::PythonProcess;
 use crate::report::{ReportError, TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
@@ -221,7 +222,8 @@ pub(super) fn taken_with_gpus(
         .map(|totals| totals.device)
         .collect();
     snapshot.target.gpus = gpus::identified(tgid, &devices);
-    snapshot.target.libraries = loaded_libraries::read(tgid);
+    let python = PythonProcess::detect(tgid).ok();
+    snapshot.target.libraries = loaded_libraries::read(tgid, python.as_ref());
     Ok(snapshot)
 }
 

@@ -38,7 +38,7 @@ pub use segments::{
     DeviceSegments, MemorySegment, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState,
     SegmentReading,
 };
-pub use target::{LoadedLibrary, ProbeStatus, Target, UseSign};
+pub use target::{LoadedLibrary, ProbeStatus, ProcessGroup, Target, UseSign};
 
 use crate::event::tensors::{DType, TensorKind};
 

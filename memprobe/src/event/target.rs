@@ -43,9 +43,11 @@ pub struct LoadedLibrary {
 }
 
 /// Sign that a process has used a library, with its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UseSign {
+    /// Process groups of `torch.distributed` over NCCL, in the order of their making.
+    ProcessGroups(Vec<ProcessGroup>),
     /// Watchdog threads of PyTorch's `ProcessGroupNCCL`, one for each process group.
     WatchdogThreads(u32),
     /// Mapped files of `/dev/shm` that NCCL shares among ranks.
@@ -54,6 +56,19 @@ pub enum UseSign {
     LoadedParts(u32),
     /// Modules that a library compiled for the program.
     CompiledModules(u32),
+    /// Private pools of PyTorch's allocator that CUDA graphs made.
+    GraphPools(u32),
+}
+
+/// Ranks of `torch.distributed` that communicate with each other. The process is one of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessGroup {
+    pub name: String,
+    /// Number of its ranks.
+    pub size: u32,
+    /// Global ranks, ascending; empty if they are too many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<u32>,
 }
 
 impl Target {

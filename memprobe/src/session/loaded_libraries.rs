@@ -1,7 +1,7 @@
 //! Libraries of a running process that may have got device memory before memprobe attached.
 //!
 //! Their calls are over. A process with PyTorch has most of them loaded whether it uses them or not, so that signs of use
-//! are counted: threads, shared files, and files that a library loads at its first use.
+//! are counted: process groups, threads, shared files, and files that a library loads at its first use.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,15 @@ use crate::cuda::libraries::{family, has_communicators, is_compiled, is_part};
 use crate::event::{LoadedLibrary, Tgid, UseSign};
 use crate::process::facts;
 use crate::process::maps::Maps;
+use crate::python::PythonProcess;
 use crate::torch::names::WATCHDOG_THREAD;
+use crate::torch::process_groups;
 
 /// Folder and begin of the name of the files that NCCL shares among the ranks of a machine (src/misc/shmutils.cc@v2.27).
 const SHARED_FILES: &str = "/dev/shm/nccl-";
 
-/// Reads the mapped files and the threads of a process.
-pub(crate) fn read(tgid: Tgid) -> Vec<LoadedLibrary> {
+/// Reads the mapped files, the threads and the process groups of a process.
+pub(crate) fn read(tgid: Tgid, python: Option<&PythonProcess>) -> Vec<LoadedLibrary> {
     let files = Maps::of(tgid).unwrap_or_default().files();
     let shared = files.iter().filter(|file| !file.is_executable());
     let shared = shared.filter(|file| file.path.to_string_lossy().starts_with(SHARED_FILES));
@@ -24,14 +26,27 @@ pub(crate) fn read(tgid: Tgid) -> Vec<LoadedLibrary> {
     let loaded: Vec<String> = loaded.collect();
     let threads = facts::thread_names(tgid);
     let watchdogs = threads.iter().filter(|name| *name == WATCHDOG_THREAD);
-    let signs = [
-        (UseSign::WatchdogThreads as Sign, watchdogs.count()),
-        (UseSign::SharedFiles, shared.count()),
+    let has_nccl = loaded.iter().any(|path| has_communicators(path));
+    let python = python.filter(|_| has_nccl);
+    let of_nccl = [
+        python.and_then(process_groups),
+        counted(UseSign::WatchdogThreads, watchdogs.count()),
+        counted(UseSign::SharedFiles, shared.count()),
     ];
-    libraries(&loaded, signs)
+    let of_nccl: Vec<UseSign> = of_nccl.into_iter().flatten().collect();
+    libraries(&loaded, &of_nccl)
 }
 
-type Sign = fn(u32) -> UseSign;
+fn process_groups(python: &PythonProcess) -> Option<UseSign> {
+    let memory = python.memory();
+    let groups = process_groups::read(&memory, &python.layout, python.interpreter);
+    (!groups.is_empty()).then_some(UseSign::ProcessGroups(groups))
+}
+
+/// A sign that is there at least once.
+fn counted(sign: fn(u32) -> UseSign, number: usize) -> Option<UseSign> {
+    (number > 0).then(|| sign(u32::try_from(number).unwrap_or(u32::MAX)))
+}
 
 /// Files of one library.
 #[derive(Default)]
@@ -44,7 +59,7 @@ struct Files<'a> {
 }
 
 /// Groups loaded files by library. `of_nccl` are the signs that are no files of a library.
-fn libraries(loaded: &[String], of_nccl: [(Sign, usize); 2]) -> Vec<LoadedLibrary> {
+fn libraries(loaded: &[String], of_nccl: &[UseSign]) -> Vec<LoadedLibrary> {
     let mut found: BTreeMap<&str, Files> = BTreeMap::new();
     for path in loaded {
         let Some(family) = family(path) else { continue };
@@ -62,16 +77,17 @@ fn libraries(loaded: &[String], of_nccl: [(Sign, usize); 2]) -> Vec<LoadedLibrar
     }
     let library = |files: Files| {
         let path = files.library.unwrap_or(files.first);
-        let of_nccl = of_nccl.into_iter().filter(|_| has_communicators(path));
-        let of_files: [(Sign, usize); 2] = [
-            (UseSign::LoadedParts, files.parts),
-            (UseSign::CompiledModules, files.compiled),
+        let of_nccl = of_nccl.iter().filter(|_| has_communicators(path));
+        let of_files = [
+            counted(UseSign::LoadedParts, files.parts),
+            counted(UseSign::CompiledModules, files.compiled),
         ];
-        let signs = of_nccl.chain(of_files).filter(|(_, number)| *number > 0);
-        let signs = signs.map(|(sign, number)| sign(u32::try_from(number).unwrap_or(u32::MAX)));
         LoadedLibrary {
             path: path.to_owned(),
-            signs: signs.collect(),
+            signs: of_nccl
+                .cloned()
+                .chain(of_files.into_iter().flatten())
+                .collect(),
         }
     };
     found.into_values().map(library).collect()
@@ -95,8 +111,7 @@ mod tests {
             "/home/me/_C.so",
         ];
         let loaded = loaded.map(str::to_owned);
-        let signs: [(Sign, usize); 2] = [(UseSign::WatchdogThreads, 2), (UseSign::SharedFiles, 0)];
-        let found = libraries(&loaded, signs);
+        let found = libraries(&loaded, &[UseSign::WatchdogThreads(2)]);
         let found: Vec<(&str, &[UseSign])> = found
             .iter()
             .map(|library| (library.path.as_str(), library.signs.as_slice()))
@@ -115,6 +130,6 @@ mod tests {
 
     #[test]
     fn a_process_without_cuda_has_none() {
-        assert_eq!(read(Tgid(std::process::id())), []);
+        assert_eq!(read(Tgid(std::process::id()), None), []);
     }
 }

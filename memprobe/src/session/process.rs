@@ -473,7 +473,7 @@ impl Process {
     fn attached(&mut self) {
         self.phase = ProcessPhase::Attached;
         if self.origin == ProcessOrigin::Running {
-            self.libraries = loaded_libraries::read(self.tgid);
+            self.libraries = loaded_libraries::read(self.tgid, self.attaching.python.as_ref());
         }
         self.read_torch();
         self.devices.begin(self.tgid);

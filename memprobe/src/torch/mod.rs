@@ -7,6 +7,7 @@ pub mod module_trees;
 pub mod names;
 pub mod node_name;
 pub mod objects;
+pub mod process_groups;
 pub(crate) mod purpose;
 pub mod serving;
 pub mod tensors;

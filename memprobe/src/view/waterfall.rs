@@ -9,7 +9,9 @@ use crate::attribution::tables::{
 };
 use crate::cuda::libraries::{family, purpose};
 use crate::event::bytes::human;
-use crate::event::{Address, Bytes, CudaMemoryKind, DeviceIndex, Frame, Pool, TimeNs, UseSign};
+use crate::event::{
+    Address, Bytes, CudaMemoryKind, DeviceIndex, Frame, Pool, ProcessGroup, TimeNs, UseSign,
+};
 use crate::ledger::snapshot::CudaSnapshot;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +29,10 @@ pub struct OwnerEntry {
     /// Name with the indentation of its depth.
     pub indented: String,
 }
+
+/// Most process groups of a row, and most ranks of a group, that are listed one by one.
+const MAX_GROUPS: usize = 4;
+const MAX_RANKS: u32 = 4;
 
 pub const OWNER_COLUMNS: [Column<OwnerEntry>; 25] = columns![|row: OwnerEntry|
     data("device") => row.device,
@@ -79,17 +85,54 @@ fn idle(row: &OwnerEntry) -> Option<String> {
 
 /// Signs of use in words, with their numbers.
 pub fn use_signs(signs: &[UseSign]) -> String {
-    let words = signs.iter().map(|sign| match *sign {
+    let number_of = |number: &u32, noun| counted((*number).into(), noun);
+    let words = signs.iter().map(|sign| match sign {
+        UseSign::ProcessGroups(groups) => process_groups(groups),
         UseSign::WatchdogThreads(number) => {
-            format!("{} of ProcessGroupNCCL", counted(number.into(), "thread"))
+            format!("{} of ProcessGroupNCCL", number_of(number, "thread"))
         }
-        UseSign::SharedFiles(number) => format!("{} in /dev/shm", counted(number.into(), "file")),
+        UseSign::SharedFiles(number) => format!("{} in /dev/shm", number_of(number, "file")),
         UseSign::LoadedParts(number) => {
-            format!("{} loaded at first use", counted(number.into(), "part"))
+            format!("{} loaded at first use", number_of(number, "part"))
         }
-        UseSign::CompiledModules(number) => counted(number.into(), "compiled module"),
+        UseSign::CompiledModules(number) => number_of(number, "compiled module"),
+        UseSign::GraphPools(number) => format!("{} of theirs", number_of(number, "private pool")),
     });
     words.collect::<Vec<_>>().join(", ")
+}
+
+/// Process groups in words: `2 process groups (0: ranks 0-7; 3: ranks 0, 4)`.
+fn process_groups(groups: &[ProcessGroup]) -> String {
+    let named = groups.iter().take(MAX_GROUPS);
+    let mut words: Vec<String> = named
+        .map(|group| format!("{}: {}", clean(&group.name), ranks(group)))
+        .collect();
+    let others = groups.len().saturating_sub(MAX_GROUPS);
+    if others > 0 {
+        words.push(format!("{others} more"));
+    }
+    let number = counted(groups.len() as u64, "process group");
+    format!("{number} ({})", words.join("; "))
+}
+
+fn ranks(group: &ProcessGroup) -> String {
+    let ([first, .., last], number) = (group.ranks.as_slice(), group.size) else {
+        return match group.ranks.first() {
+            Some(rank) => format!("rank {rank}"),
+            None => counted(group.size.into(), "rank"),
+        };
+    };
+    let step = group.ranks[1].saturating_sub(*first);
+    let is_even = |pair: &[u32]| pair[1].saturating_sub(pair[0]) == step;
+    match group.ranks.windows(2).all(is_even) {
+        true if step == 1 => format!("ranks {first}-{last}"),
+        _ if number <= MAX_RANKS => {
+            let all = group.ranks.iter().map(u32::to_string);
+            format!("ranks {}", all.collect::<Vec<_>>().join(", "))
+        }
+        true => format!("{number} ranks, {first} to {last} by {step}"),
+        false => format!("{number} ranks, {first} to {last}"),
+    }
 }
 
 /// Name of a library for a list, such as `NCCL`.
@@ -193,13 +236,14 @@ fn name(row: &OwnerRow, of: &Waterfall, names: &FileNames) -> String {
         OwnerKind::BeforeAttach => {
             "not seen: CUDA's context, modules, and libraries from before attach".to_owned()
         }
-        OwnerKind::Candidate => match &row.library {
-            Some(library) => {
-                let (name, signs) = (library_family(library), use_signs(&row.signs));
-                format!("perhaps {name}: {signs}")
-            }
-            None => format!("loaded, no sign of use: {}", families(&row.idle)),
-        },
+        OwnerKind::Candidate if row.signs.is_empty() => {
+            format!("loaded, no sign of use: {}", families(&row.idle))
+        }
+        OwnerKind::Candidate => {
+            let name = row.library.as_deref().map(library_family);
+            let name = name.unwrap_or_else(|| "CUDA graphs".to_owned());
+            format!("perhaps {name}: {}", use_signs(&row.signs))
+        }
         OwnerKind::Library => {
             let library = row.library.as_deref().unwrap_or_default();
             let kind = row.kind.map_or("", |kind| kind.as_str());
@@ -328,6 +372,35 @@ pub fn owner_notes(of: &Waterfall, now: TimeNs) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::event::Totals;
+
+    #[test]
+    fn process_groups_are_named_with_their_ranks() {
+        let group = |name: &str, ranks: &[u32]| ProcessGroup {
+            name: name.to_owned(),
+            size: ranks.len().try_into().unwrap(),
+            ranks: ranks.to_vec(),
+        };
+        let words = |groups: &[ProcessGroup]| use_signs(&[UseSign::ProcessGroups(groups.to_vec())]);
+        let every_eighth: Vec<u32> = (1..64).step_by(8).collect();
+        let all = [
+            group("0", &(0..64).collect::<Vec<_>>()),
+            group("tp", &[0, 9]),
+            group("dp", &every_eighth),
+            group("odd", &[0, 1, 5, 6, 9]),
+            group("last", &[3]),
+            group("unseen", &[4]),
+        ];
+        assert_eq!(
+            words(&all),
+            "6 process groups (0: ranks 0-63; tp: ranks 0, 9; dp: 8 ranks, 1 to 57 by 8; odd: 5 ranks, 0 to 9; 2 more)"
+        );
+        assert_eq!(words(&all[4..5]), "1 process group (last: rank 3)");
+        let many = ProcessGroup {
+            size: 40_000,
+            ..group("all", &[])
+        };
+        assert_eq!(words(&[many]), "1 process group (all: 40,000 ranks)");
+    }
 
     #[test]
     fn a_note_about_the_driver_ends_once() {

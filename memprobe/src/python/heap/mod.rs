@@ -38,7 +38,7 @@ use class::{Class, Classes, ContainerKind, TorchKind};
 use hashbrown::HashMap;
 
 use crate::process::memory::{Cause, ReadMemory, ReadResult};
-use crate::python::layout::{ObjectLayout, PythonLayout};
+use crate::python::layout::{HeapLayout, ObjectLayout, PythonLayout};
 use crate::python::text;
 
 /// Most bytes of cached strings, and most bytes of one string; a longer one is cut.
@@ -63,6 +63,13 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
     /// The objects in `memory`, which must not change while this value lives.
     pub fn of(memory: &'a M, layout: &'a PythonLayout) -> Self {
         Self::with_classes(memory, layout, Classes::default())
+    }
+
+    /// Like [`Self::of`], for at most `items` entries and items of all objects together.
+    pub fn limited(memory: &'a M, layout: &'a PythonLayout, items: u64) -> Self {
+        let heap = Self::of(memory, layout);
+        heap.items.set(items);
+        heap
     }
 
     /// Like [`Self::of`], with the classes that an earlier reader of the same memory found.
@@ -131,6 +138,13 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         let left = self.items.get().checked_sub(items);
         self.items.set(left.ok_or(Cause::TooLong.at(object))?);
         Ok(())
+    }
+
+    /// Dict of the globals of a module, by its name in `sys.modules`. `None` if it is not imported or cannot be read.
+    pub(crate) fn globals_of(&self, interpreter: u64, module: &str) -> Option<u64> {
+        let modules = self.word(interpreter, self.layout.interpreter_modules);
+        let [module] = self.values_of(modules.ok()?, [module]).ok()?;
+        self.word(module?, HeapLayout::MODULE_DICT).ok()
     }
 
     fn word(&self, object: u64, offset: u16) -> ReadResult<u64> {

@@ -8,7 +8,7 @@ use super::Heap;
 use super::contents::Step;
 use super::dict::DictEntry;
 use crate::process::memory::ReadMemory;
-use crate::python::layout::{HeapLayout, PythonLayout};
+use crate::python::layout::PythonLayout;
 
 /// Parts of the names of files that IPython and ipykernel give to cells.
 const MARKS: [&str; 2] = ["/ipykernel_", "<ipython-input-"];
@@ -36,14 +36,7 @@ pub fn cell(
         heap.attributes_of(&*heap.class_of(object)?, object, [name])
             .0[0]
     };
-    let main = value(
-        heap.word(interpreter, layout.interpreter_modules).ok()?,
-        "__main__",
-    )?;
-    let method = value(
-        heap.word(main, HeapLayout::MODULE_DICT).ok()?,
-        "get_ipython",
-    )?;
+    let method = value(heap.globals_of(interpreter, "__main__")?, "get_ipython")?;
     let compiler = attribute(heap.word(method, METHOD_SELF).ok()?, "compile")?;
     let files = attribute(compiler, "_filename_map")?;
     let mut number = None;

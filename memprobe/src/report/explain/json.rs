@@ -7,7 +7,7 @@ use super::{
     MemoryOwner,
 };
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
-use crate::event::{Bytes, LoadedLibrary};
+use crate::event::{Bytes, LoadedLibrary, ProcessGroup, UseSign};
 use crate::recording::DumpedProcess;
 use crate::tensors::KvTable;
 use crate::view::table::Cell;
@@ -71,10 +71,26 @@ pub(super) fn document(explanation: &Explanation) -> Cell<'_> {
 /// A library that was loaded, and the signs that it was in use.
 fn library(library: &LoadedLibrary) -> Cell<'_> {
     let signs = use_signs(&library.signs);
+    let groups = library.signs.iter().filter_map(|sign| match sign {
+        UseSign::ProcessGroups(groups) => Some(groups),
+        _ => None,
+    });
     Cell::Object(vec![
         ("name", library_family(&library.path).into()),
         ("path", (&*library.path).into()),
         ("signs", (!signs.is_empty()).then_some(signs).into()),
+        (
+            "process_groups",
+            Cell::List(groups.flatten().map(process_group).collect()),
+        ),
+    ])
+}
+
+fn process_group(group: &ProcessGroup) -> Cell<'_> {
+    Cell::Object(vec![
+        ("name", (&*group.name).into()),
+        ("size", group.size.into()),
+        ("ranks", Cell::list(group.ranks.iter().copied())),
     ])
 }
 

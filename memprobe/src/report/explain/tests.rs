@@ -10,8 +10,8 @@ use crate::attribution::allocation_groups::samples::{learning_for, retained_by_l
 use crate::attribution::growth::GrowthLedger;
 use crate::event::tensors::TensorDevice;
 use crate::event::{
-    Action, Address, DeviceIdentity, Event, Gpu, IdentitySource, LoadedLibrary, MemoryEvent, Tgid,
-    TimeNs, UseSign,
+    Action, Address, DeviceIdentity, Event, Gpu, IdentitySource, LoadedLibrary, MemoryEvent,
+    ProcessGroup, Tgid, TimeNs, UseSign,
 };
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, HostHealth, HostSnapshot,
@@ -127,8 +127,17 @@ fn libraries_in_use_are_named_with_the_context() {
         path: path.to_owned(),
         signs: signs.to_vec(),
     };
+    let group = |name: &str, ranks: &[u32]| ProcessGroup {
+        name: name.to_owned(),
+        size: ranks.len() as u32,
+        ranks: ranks.to_vec(),
+    };
+    let nccl = [
+        UseSign::ProcessGroups(vec![group("0", &[0, 1, 2]), group("tp\u{1b}[1m", &[0, 9])]),
+        UseSign::WatchdogThreads(2),
+    ];
     explained.target.libraries = vec![
-        library("/v/libnccl.so.2", &[UseSign::WatchdogThreads(2)]),
+        library("/v/libnccl.so.2", &nccl),
         library("/v/libcublas.so.13", &[]),
     ];
     explained.devices[0].parts.push(MemoryPart {
@@ -140,9 +149,15 @@ fn libraries_in_use_are_named_with_the_context() {
     assert!(page.contains(words), "{page}");
     let document = written(&explained, DocumentFormat::Json);
     let document: Value = serde_json::from_str(&document).unwrap();
+    let signs =
+        "2 process groups (0: ranks 0-2; tp\\u{1b}[1m: ranks 0, 9), 2 threads of ProcessGroupNCCL";
+    let groups = serde_json::json!([
+        {"name": "0", "size": 3, "ranks": [0, 1, 2]},
+        {"name": "tp\u{1b}[1m", "size": 2, "ranks": [0, 9]},
+    ]);
     let expected = serde_json::json!([
-        {"name": "NCCL", "path": "/v/libnccl.so.2", "signs": "2 threads of ProcessGroupNCCL"},
-        {"name": "cuBLAS", "path": "/v/libcublas.so.13", "signs": null},
+        {"name": "NCCL", "path": "/v/libnccl.so.2", "signs": signs, "process_groups": groups},
+        {"name": "cuBLAS", "path": "/v/libcublas.so.13", "signs": null, "process_groups": []},
     ]);
     assert_eq!(document["libraries"], expected);
 }

@@ -7,8 +7,8 @@ use crate::attribution::tables::{
     AllocationTag, CommunicatorCall, OwnerKind, OwnerRow, PoolOfStream, Waterfall,
 };
 use crate::event::{
-    Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, Pool, PoolOwner, PoolSize, TimeNs, Totals,
-    UseSign,
+    Bytes, CudaMemoryKind, DeviceIndex, LoadedLibrary, Pool, PoolOwner, PoolSize, ProcessGroup,
+    TimeNs, Totals, UseSign,
 };
 use crate::ledger::DriverMemoryState;
 use crate::ledger::snapshot::Site;
@@ -46,10 +46,18 @@ pub fn late_owners() -> Arc<Vec<Waterfall>> {
         path: path.to_owned(),
         signs: signs.to_vec(),
     };
+    let group = |name: &str, ranks: std::ops::Range<u32>| ProcessGroup {
+        name: name.to_owned(),
+        size: ranks.end - ranks.start,
+        ranks: ranks.collect(),
+    };
     let libraries = [
         candidate(
             "/v/nvidia/nccl/lib/libnccl.so.2",
-            &[UseSign::WatchdogThreads(2), UseSign::SharedFiles(4)],
+            &[
+                UseSign::ProcessGroups(vec![group("0", 0..8), group("1", 2..4)]),
+                UseSign::WatchdogThreads(2),
+            ],
         ),
         candidate(
             "/c/7A/__triton_launcher.so",

@@ -58,9 +58,9 @@ struct Truth {
 }
 
 impl Truth {
-    /// Bytes that the pools of the program have reserved. Those of PyTorch have the number 0.
+    /// Bytes that the pools of the program have reserved. The second number of PyTorch's and of graphs is 0.
     fn reserved_by_pools(&self) -> i64 {
-        let own = self.segments.iter().filter(|(.., id)| *id != (0, 0));
+        let own = self.segments.iter().filter(|(.., id)| id.1 != 0);
         own.map(|(_, size, _)| size).sum()
     }
 
@@ -483,7 +483,7 @@ fn what_was_there_before_attach_is_the_difference_to_the_driver() {
     for pytorch in stage.environment.pytorches_on(On::Newest) {
         let signs = stage.libraries_with_signs();
         let signs = signs.path().to_str().expect("a path");
-        let mut program = stage.start(pytorch, &["--signs", signs], &[]);
+        let mut program = stage.start(pytorch, &["--signs", signs, "--graphs", "2"], &[]);
         program.enter("awake");
         let recording = program.record("late.mprb");
         let truth = program.enter("asleep");
@@ -506,6 +506,10 @@ fn what_was_there_before_attach_is_the_difference_to_the_driver() {
         );
         let file = program.path("late.mprb");
         let text = stage.text(&file);
+        assert!(
+            text.contains("perhaps CUDA graphs: 2 private pools of theirs"),
+            "{text}"
+        );
         let row = text.lines().find(|row| row.contains("perhaps Triton"));
         let row = row.unwrap_or_else(|| panic!("{text}"));
         assert!(
@@ -600,15 +604,7 @@ fn memory_that_sleeps_has_the_tag_that_the_program_gave_it() {
         screen.wait_for("tag weights, ");
     }
     for pytorch in stage.environment.pytorches_on(On::Newest) {
-        let mut program = stage.start(pytorch, &["--pools", &pools, "--saver"], &[]);
-        let mut recording = program.record("saver.mprb");
-        program.enter("awake");
-        let truth = program.enter("asleep");
-        recording.wait_for("have a tag of the program");
-        let owners = program.owners(recording, "saver.mprb");
-        owners.assert_allocator(&truth, "with tagged pools");
-        assert_eq!(truth.by_tag.len(), 2, "{truth:?}");
-        assert_eq!(owners.asleep_by_tag(), truth.by_tag);
+        assert_tags_of_pools(&stage, pytorch, &["--pools", &pools, "--saver"]);
     }
     for pytorch in stage.environment.pytorches_on(On::Newest) {
         let mut program = stage.start(pytorch, &["--pools", &pools], &[]);
@@ -619,6 +615,34 @@ fn memory_that_sleeps_has_the_tag_that_the_program_gave_it() {
         let owners = program.owners(recording, "untagged.mprb");
         let unknown = BTreeMap::from([(String::new(), truth.asleep())]);
         assert_eq!(owners.asleep_by_tag(), unknown);
+    }
+}
+
+/// Asserts that memory which sleeps has the tags of its pools.
+fn assert_tags_of_pools(stage: &Stage, pytorch: &PyTorch, options: &[&str]) {
+    let mut program = stage.start(pytorch, options, &[]);
+    let mut recording = program.record("saver.mprb");
+    program.enter("awake");
+    let truth = program.enter("asleep");
+    recording.wait_for("have a tag of the program");
+    let owners = program.owners(recording, "saver.mprb");
+    owners.assert_allocator(&truth, "with tagged pools");
+    assert_eq!(truth.by_tag.len(), 2, "{truth:?}");
+    assert_eq!(owners.asleep_by_tag(), truth.by_tag);
+}
+
+#[test]
+#[ignore = "long: cargo xtask test --all"]
+fn memory_of_the_package_torch_memory_saver_has_its_tags() {
+    let Some(stage) = Stage::set() else { return };
+    for pytorch in stage.environment.pytorches_on(On::Newest) {
+        let mut python = pytorch.command();
+        python.args(["-c", "import torch_memory_saver"]);
+        if !python.output().expect("Python runs").status.success() {
+            println!("skipped: torch_memory_saver is not installed beside PyTorch");
+            return;
+        }
+        assert_tags_of_pools(&stage, pytorch, &["--package"]);
     }
 }
 

@@ -75,6 +75,14 @@ def show_use(folder):
     return [thread, mapping]
 
 
+def capture():
+    """Returns a CUDA graph and a block of its private pool."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = block(3 * MIB)
+    return [graph, held]
+
+
 def write(path, content):
     with open(path + ".new", "w") as file:
         json.dump(content, file)
@@ -159,12 +167,51 @@ class SavedPools:
         return self._mem_pools.setdefault((tag, False, False, "", 0), torch.cuda.MemPool(allocator))
 
     def by_tag(self):
-        sums = {}
-        segments = torch.cuda.memory_snapshot()
-        for (tag, *_), pool in self._mem_pools.items():
-            own = [segment["total_size"] for segment in segments if segment["segment_pool_id"] == pool.id]
-            sums[tag] = sums.get(tag, 0) + sum(own)
-        return sums
+        return segments_by_tag(self._mem_pools)
+
+
+class PackagePools:
+    """Pools of the package torch_memory_saver itself, in its mode without LD_PRELOAD."""
+
+    def __init__(self):
+        from torch_memory_saver import torch_memory_saver
+
+        torch_memory_saver.hook_mode = "torch"
+        self.saver = torch_memory_saver
+        self.is_asleep = False
+
+    def fill(self):
+        with self.saver.region(tag="weights"):
+            weights = [block(size) for size in (30 * MIB, 5 * MIB, 700_000)]
+        with self.saver.region(tag="kv_cache"):
+            cache = [block(64 * MIB), block(12 * MIB)]
+        del cache[1]
+        return [weights, cache]
+
+    def by_tag(self):
+        return segments_by_tag(self.saver._impl._mem_pools)
+
+    def sleeping_backed(self):
+        return 0 if self.is_asleep else sum(self.by_tag().values())
+
+    def sleeping_sleep(self):
+        self.saver.pause()
+        self.is_asleep = True
+
+    def sleeping_wake(self):
+        self.saver.resume()
+        self.is_asleep = False
+        return 0
+
+
+def segments_by_tag(pools):
+    """Reserved bytes of pools, by the tag that their keys begin with."""
+    sums = {}
+    segments = torch.cuda.memory_snapshot()
+    for (tag, *_), pool in pools.items():
+        own = [segment["total_size"] for segment in segments if segment["segment_pool_id"] == pool.id]
+        sums[tag] = sums.get(tag, 0) + sum(own)
+    return sums
 
 
 def fill_pools(path, functions, tagging):
@@ -190,6 +237,8 @@ def main():
     parser.add_argument("--functions", default="sleeping_malloc,sleeping_free")
     parser.add_argument("--tags", action="store_true", help="tag the allocations of the pools, as vLLM does")
     parser.add_argument("--saver", action="store_true", help="keep the pools by tag, as torch_memory_saver does")
+    parser.add_argument("--package", action="store_true", help="pools of torch_memory_saver itself, until they sleep")
+    parser.add_argument("--graphs", type=int, default=0, help="CUDA graphs to capture")
     parser.add_argument("--signs", help="folder of libraries to load; libraries show signs of use")
     parser.add_argument("--until", choices=PHASES)
     options = parser.parse_args()
@@ -200,6 +249,7 @@ def main():
     torch.cuda.init()
     kept = [block(size) for size in (1000, 24 * MIB, 5 * MIB, 3 * MIB)]
     del kept[2]
+    kept.extend(capture() for _ in range(options.graphs))
     use_libraries(options.owner)
     if options.signs:
         kept.append(show_use(options.signs))
@@ -212,6 +262,9 @@ def main():
         pools = fill_pools(options.pools, options.functions.split(","), tagging)
         library = ctypes.CDLL(options.pools)
         library.sleeping_backed.restype = ctypes.c_size_t
+    if options.package:
+        library = tagging = PackagePools()
+        kept.append(tagging.fill())
     for number, phase in enumerate(PHASES):
         if library and phase.startswith("asleep"):
             library.sleeping_sleep()

@@ -26,8 +26,9 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("libuct", "UCX"),
 ];
 
-/// Files that a library loads at its first use. cuDNN 9 opens its parts with `dlopen`: the linker needs `libcudnn.so.9`
-/// alone. NVSHMEM opens its bootstrap and transports as it starts, UCX its transport for CUDA.
+/// Files that a library loads at its first use. cuDNN 9 opens its parts with `dlopen` (tried with 9.28: `cudnnCreate` opens
+/// `libcudnn_graph`); the linker needs `libcudnn.so.9` alone. NVSHMEM opens its bootstrap and transports as it starts, UCX
+/// its transports as it reads its settings (tried with 1.22), that for CUDA where there is a driver.
 const PARTS: &[&str] = &["libcudnn_", "nvshmem_", "libuct_cuda"];
 
 /// Modules that Triton compiles for its driver and for each signature of a kernel.

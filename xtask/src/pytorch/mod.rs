@@ -138,7 +138,7 @@ pub fn set_up(request: &Request) -> Result<Environment> {
         None => create(&folder, request, cuda)?,
     };
     if request.torch == DEFAULT_TORCH && request.lifetime == Lifetime::Permanent {
-        venv.add_what_compiling_needs()?;
+        venv.add_optional_packages()?;
     }
     let cuda_libraries = match cuda {
         Cuda::Real => None,

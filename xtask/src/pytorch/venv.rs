@@ -24,9 +24,16 @@ const DEPENDENCIES: [&str; 6] = [
     "fsspec",
 ];
 
-/// Package that `torch.compile` needs for CPU code, besides a C++ compiler
-/// (torch/utils/cpp_extension.py@v2.15.0 imports it).
-const COMPILING: &str = "setuptools";
+/// Packages with which more is tried, each with its module and its purpose: `torch.compile` needs setuptools for CPU code,
+/// besides a C++ compiler (torch/utils/cpp_extension.py@v2.15.0 imports it).
+const OPTIONAL: [(&str, &str, &str); 2] = [
+    ("setuptools", "setuptools", "torch.compile"),
+    (
+        "torch_memory_saver==0.0.10",
+        "torch_memory_saver",
+        "memory that sleeps",
+    ),
+];
 
 /// Modules that programs import, with the modules that they import.
 const COMPILED: [&str; 7] = [
@@ -153,20 +160,21 @@ impl Venv {
             .with_context(|| format!("no torch/lib below {}", self.folder.display()))
     }
 
-    /// Installs missing packages that `torch.compile` needs for the CPU. Everything else works
-    /// without, so a failure is only printed.
-    pub fn add_what_compiling_needs(&self) -> Result<()> {
-        if self.installed(COMPILING)?.is_some() {
-            return Ok(());
-        }
-        eprintln!(
-            "Adding {COMPILING} (1 MB) to {}, with which torch.compile is tried",
-            self.folder.display()
-        );
-        // Without a network, retries would delay every run.
-        let added = Pip(self.python()).install(&["--retries", "1", COMPILING]);
-        if let Err(error) = added {
-            eprintln!("  without it: {error:#}; what tries torch.compile will be skipped");
+    /// Installs missing packages of [`OPTIONAL`]. Everything else works without, so a failure is only printed.
+    pub fn add_optional_packages(&self) -> Result<()> {
+        for (package, module, purpose) in OPTIONAL {
+            if self.installed(module)?.is_some() {
+                continue;
+            }
+            eprintln!(
+                "Adding {package} (some MB) to {}, with which {purpose} is tried",
+                self.folder.display()
+            );
+            // Without a network, retries would delay every run.
+            let words = ["--retries", "1", "--no-deps", package];
+            if let Err(error) = Pip(self.python()).install(&words) {
+                eprintln!("  without it: {error:#}; what tries {purpose} will be skipped");
+            }
         }
         Ok(())
     }

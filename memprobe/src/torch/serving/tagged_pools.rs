@@ -1,7 +1,8 @@
 //! torch_memory_saver's pools: it keeps tags in C++, and in a dict of Python the pool of each tag.
 //!
-//! torch_memory_saver/entrypoint.py@4a43c97 (`_TorchMemorySaverImpl._mem_pools`): the key is a tuple that begins with the
-//! tag, the value is a `torch.cuda.MemPool`. All memory of such a pool has the tag. An entry with other contents has none.
+//! torch_memory_saver/entrypoint.py@4a43c97 and 0.0.10 (`_TorchMemorySaverImpl._mem_pools`): the key is a tuple that begins
+//! with the tag, the value is a `torch.cuda.MemPool`. All memory of such a pool has the tag. An entry with other contents
+//! has none.
 
 use super::blocks::items;
 use super::field;

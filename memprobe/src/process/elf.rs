@@ -276,8 +276,10 @@ impl ElfImage {
         let mut number = 0;
         for chunk in self.chunks(table)? {
             for symbol in entries::<RawSymbol>(&chunk?)? {
-                // A symbol in thread-local storage names an offset, not an address.
-                let is_addressed = symbol.st_type() != elf::STT_TLS;
+                // A symbol in thread-local storage names an offset. Those of sections (without a name) and source files
+                // name no code and no variable.
+                let names_none = [elf::STT_TLS, elf::STT_SECTION, elf::STT_FILE];
+                let is_addressed = !names_none.contains(&symbol.st_type());
                 if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF && is_addressed {
                     found.push((symbol.st_name(LittleEndian), number));
                 }

@@ -129,46 +129,68 @@ mod tests {
         }
     }
 
+    /// Five groups of which two are whole and over NCCL; returns also the tables of the module.
+    fn five_groups(layout: &'static PythonLayout) -> (FakeMemory, u64, [u64; 3]) {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("ProcessGroup", 0, 0);
+        let objects: Vec<u64> = (0..5).map(|_| heap.object(class, 48)).collect();
+        let names = ["0", "tp", "cpu", "torn", "odd"].map(|name| heap.text(name));
+        let both = heap.text("cpu:gloo,cuda:nccl");
+        let [nccl, gloo] = ["cuda:nccl", "cpu:gloo"].map(|backend| heap.text(backend));
+        let backends = [both, nccl, gloo, nccl, nccl];
+        let ranks = |heap: &mut FakeHeap, of: &[i32]| {
+            let pairs = of.iter().map(|rank| (heap.int(*rank), heap.int(0)));
+            let pairs: Vec<_> = pairs.collect();
+            heap.dict(&pairs)
+        };
+        let odd = heap.dict(&[(names[0], names[0])]);
+        let members = [
+            ranks(&mut heap, &[0, 1, 2, 3]),
+            ranks(&mut heap, &[3, 1]),
+            ranks(&mut heap, &[0]),
+            ranks(&mut heap, &[]),
+            odd,
+        ];
+        let tables = [names, backends, members].map(|values| {
+            let pairs: Vec<_> = objects.iter().copied().zip(values).collect();
+            heap.dict(&pairs)
+        });
+        let globals = [
+            ("_pg_names", tables[0]),
+            ("_pg_backend_config", tables[1]),
+            ("_pg_group_ranks", tables[2]),
+        ];
+        let module = heap.module(MODULE, &globals);
+        let other = heap.module("torch", &[]);
+        let modules = [("torch", other), (MODULE, module)];
+        let (memory, interpreter) = imported(heap, &modules);
+        (memory, interpreter, tables)
+    }
+
     #[test]
     fn groups_over_nccl_have_their_names_and_ranks() {
         for layout in &LAYOUTS {
-            let mut heap = FakeHeap::new(layout);
-            let class = heap.class("ProcessGroup", 0, 0);
-            let objects: Vec<u64> = (0..5).map(|_| heap.object(class, 48)).collect();
-            let names = ["0", "tp", "cpu", "torn", "odd"].map(|name| heap.text(name));
-            let both = heap.text("cpu:gloo,cuda:nccl");
-            let [nccl, gloo] = ["cuda:nccl", "cpu:gloo"].map(|backend| heap.text(backend));
-            let backends = [both, nccl, gloo, nccl, nccl];
-            let ranks = |heap: &mut FakeHeap, of: &[i32]| {
-                let pairs = of.iter().map(|rank| (heap.int(*rank), heap.int(0)));
-                let pairs: Vec<_> = pairs.collect();
-                heap.dict(&pairs)
-            };
-            let odd = heap.dict(&[(names[0], names[0])]);
-            let members = [
-                ranks(&mut heap, &[0, 1, 2, 3]),
-                ranks(&mut heap, &[3, 1]),
-                ranks(&mut heap, &[0]),
-                ranks(&mut heap, &[]),
-                odd,
-            ];
-            let table = |heap: &mut FakeHeap, values: [u64; 5]| {
-                let pairs: Vec<_> = objects.iter().copied().zip(values).collect();
-                heap.dict(&pairs)
-            };
-            let tables = [names, backends, members].map(|values| table(&mut heap, values));
-            let globals = [
-                ("_pg_names", tables[0]),
-                ("_pg_backend_config", tables[1]),
-                ("_pg_group_ranks", tables[2]),
-            ];
-            let module = heap.module(MODULE, &globals);
-            let other = heap.module("torch", &[]);
-            let modules = [("torch", other), (MODULE, module)];
-            let (memory, interpreter) = imported(heap, &modules);
+            let (memory, interpreter, _) = five_groups(layout);
             let read = read(&memory, layout, interpreter);
             assert_eq!(read, [group("0", &[0, 1, 2, 3]), group("tp", &[1, 3])]);
         }
+    }
+
+    #[test]
+    fn damaged_tables_have_fewer_groups() {
+        let layout = &LAYOUTS[LAYOUTS.len() - 1];
+        let mut fewer = 0;
+        for table in 0..3 {
+            for word in 0..12 {
+                let (mut memory, interpreter, tables) = five_groups(layout);
+                memory.write(tables[table] + 8 * word, &u64::MAX.to_le_bytes());
+                let found = read(&memory, layout, interpreter);
+                assert!(found.len() <= 2, "{found:?}");
+                fewer += usize::from(found.len() < 2);
+            }
+        }
+        // Some of the words matter, and others do not.
+        assert!((3..36).contains(&fewer), "{fewer}");
     }
 
     #[test]

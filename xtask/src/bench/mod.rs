@@ -36,6 +36,9 @@ use target::{LoopOptions, Target};
 /// Python of the figures that the documents have.
 const DEFAULT_PYTHON: &str = "3.11";
 
+const DEFAULT_ROUNDS: u32 = 15;
+const DEFAULT_ITERATIONS: u32 = 400;
+
 /// Measurements to make, and the format of the output.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -46,10 +49,10 @@ pub struct Options {
     #[arg(long)]
     markdown: bool,
     /// Turns of the training loop: each has one block of every profiler. Of `scale` at most three
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_ROUNDS, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Iterations of the training loop in a block
-    #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_ITERATIONS, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
     /// The Python: a version such as 3.11, or the path of an interpreter
     #[arg(long, value_name = "PYTHON", default_value = DEFAULT_PYTHON)]
@@ -103,8 +106,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
              \x20 cargo xtask bench --only code"
         );
     }
-    if options.keep && !options.training_loop.is_of_the_documents() {
-        bail!("the documents have the loop without --model and --gpu-time");
+    if options.keep {
+        check_stored_loop(options)?;
     }
     let mut tables = Vec::new();
     let mut gpu = None;
@@ -176,6 +179,17 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Refuses to keep a loop that the documents do not have, or what other parts measure in it.
+fn check_stored_loop(options: &Options) -> Result<()> {
+    let name = options.training_loop.stored_name();
+    let name =
+        name.context("the documents have the loop with --model or --gpu-time, not with both")?;
+    if name != Part::Loop.name() && options.only != [Part::Loop] {
+        bail!("the documents have other parts without --model and --gpu-time: add --only loop");
+    }
+    Ok(())
+}
+
 /// Writes the tables in README.md and the guide from the stored measurements.
 pub fn write_documents(repository: &Repository) -> Result<()> {
     for (path, text) in documents(repository)? {
@@ -215,9 +229,18 @@ fn parts(
         DEFAULT_PYTHON => String::new(),
         other => format!(" --python {other}"),
     };
+    let of_loop = loop_words(options);
+    let name = |part| match part {
+        Part::Loop => options.training_loop.stored_name().map(str::to_owned),
+        _ => None,
+    };
     let parts = tables.into_iter().map(|(part, table)| StoredPart {
-        part: part.name(),
-        command: format!("cargo xtask bench --keep --only {}{python}", part.name()),
+        part: name(part).unwrap_or_else(|| part.name()),
+        command: format!(
+            "cargo xtask bench --keep --only {}{}{python}",
+            part.name(),
+            if part == Part::Loop { &*of_loop } else { "" }
+        ),
         date: date.clone(),
         machine: machine.to_vec(),
         memprobe: memprobe.clone(),
@@ -225,6 +248,18 @@ fn parts(
         table,
     });
     Ok(parts.collect())
+}
+
+/// Words of the command line that decide how the loop is measured.
+fn loop_words(options: &Options) -> String {
+    let mut words = options.training_loop.words();
+    if options.iterations != DEFAULT_ITERATIONS {
+        words += &format!(" --iterations {}", options.iterations);
+    }
+    if options.rounds != DEFAULT_ROUNDS {
+        words += &format!(" --rounds {}", options.rounds);
+    }
+    words
 }
 
 /// Writes the measurements behind the tables.

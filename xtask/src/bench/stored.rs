@@ -13,7 +13,8 @@ use crate::pages::CommittedObject;
 /// The measurements of a part, with the builds and the machine that they are of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoredPart {
-    /// Name on the command line, such as `loop`.
+    /// Name on the command line, such as `loop`; of the loop with another model or with waiting `loop-gpt` and
+    /// `loop-waiting`.
     pub part: String,
     /// The command that measures it again.
     pub command: String,
@@ -41,7 +42,7 @@ struct Place {
 
 const FILE: &str = "docs/cost.json";
 
-const PLACES: [Place; 5] = [
+const PLACES: [Place; 7] = [
     Place {
         document: "README.md",
         link: FILE,
@@ -56,6 +57,8 @@ const PLACES: [Place; 5] = [
         columns: &["", "slower", "µs/event"],
     },
     whole("loop"),
+    whole("loop-gpt"),
+    whole("loop-waiting"),
     whole("footprint"),
     whole("ranks"),
     whole("snapshot"),
@@ -173,6 +176,9 @@ fn block(part: &StoredPart, place: &Place, committed: &CommittedObject) -> Strin
 
 /// A sentence about a training step that keeps a GPU busy; `None` if the part has no such figures.
 fn longer_step(part: &StoredPart) -> Option<String> {
+    if part.part != "loop" {
+        return None;
+    }
     let block = &part.table.raw()["samples"][0]["block"];
     let events = block["events"].as_f64()? / block["iterations"].as_f64()?;
     let cost = |row: &str| -> Option<f64> {

@@ -59,9 +59,26 @@ impl LoopOptions {
         format!("{model}, and {wait} of waiting as for a GPU")
     }
 
-    /// True for the loop whose figures the documents have.
-    pub fn is_of_the_documents(&self) -> bool {
-        self.model == LoopModel::Mlp && self.gpu_time.is_zero()
+    /// Name of the loop among the stored measurements; `None` if the documents do not have it.
+    pub fn stored_name(&self) -> Option<&'static str> {
+        match (self.model, self.gpu_time.is_zero()) {
+            (LoopModel::Mlp, true) => Some("loop"),
+            (LoopModel::Gpt, true) => Some("loop-gpt"),
+            (LoopModel::Mlp, false) => Some("loop-waiting"),
+            (LoopModel::Gpt, false) => None,
+        }
+    }
+
+    /// Its words on the command line.
+    pub fn words(&self) -> String {
+        let mut words = String::new();
+        if self.model != LoopModel::Mlp {
+            words += &format!(" --model {}", self.model.name());
+        }
+        if !self.gpu_time.is_zero() {
+            words += &format!(" --gpu-time {}", humantime::format_duration(self.gpu_time));
+        }
+        words
     }
 }
 

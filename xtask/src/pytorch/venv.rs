@@ -24,10 +24,15 @@ const DEPENDENCIES: [&str; 6] = [
     "fsspec",
 ];
 
-/// Packages with which more is tried, each with its module and its purpose: `torch.compile` needs setuptools for CPU code,
-/// besides a C++ compiler (torch/utils/cpp_extension.py@v2.15.0 imports it).
+/// Packages with which more is tried, each with a file or folder of it and its purpose. `torch.compile` needs setuptools for
+/// CPU code, besides a C++ compiler (torch/utils/cpp_extension.py@v2.15.0 imports it); to build a wheel it must be 70.1 or
+/// newer, and that of Debian 12 is older.
 const OPTIONAL: [(&str, &str, &str); 2] = [
-    ("setuptools", "setuptools", "torch.compile"),
+    (
+        "setuptools>=70.1",
+        "setuptools/command/bdist_wheel.py",
+        "torch.compile",
+    ),
     (
         "torch_memory_saver==0.0.10",
         "torch_memory_saver",
@@ -162,8 +167,8 @@ impl Venv {
 
     /// Installs missing packages of [`OPTIONAL`]. Everything else works without, so a failure is only printed.
     pub fn add_optional_packages(&self) -> Result<()> {
-        for (package, module, purpose) in OPTIONAL {
-            if self.installed(module)?.is_some() {
+        for (package, part, purpose) in OPTIONAL {
+            if self.installed(part)?.is_some() {
                 continue;
             }
             eprintln!(
@@ -233,14 +238,14 @@ impl Venv {
         Ok(())
     }
 
-    /// Returns a folder among the installed packages, if it exists.
+    /// Returns a file or folder among the installed packages, if it exists.
     fn installed(&self, below: &str) -> Result<Option<PathBuf>> {
         let lib = self.folder.join("lib");
         let entries =
             fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))?;
-        let mut folders =
+        let mut paths =
             entries.filter_map(|entry| Some(entry.ok()?.path().join("site-packages").join(below)));
-        Ok(folders.find(|folder| folder.is_dir()))
+        Ok(paths.find(|path| path.exists()))
     }
 
     /// True if this PyTorch is known to work with the current CUDA libraries.

@@ -43,7 +43,9 @@ impl Seen {
             program.file_name().expect("a name").to_string_lossy()
         ));
         let running = start(program, &go, variables);
-        let recording = environment.record(running.pid(), &file, &[]);
+        // On a busy machine the reader comes late; losses are tested elsewhere.
+        let buffer = ["--buffer-size", "64MiB"];
+        let recording = environment.record(running.pid(), &file, &buffer);
         std::fs::write(&go, "").expect("the program can be told to go");
         let program = running.finish().succeeded();
         recording.finish();

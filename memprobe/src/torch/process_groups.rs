@@ -4,12 +4,10 @@
 //! backends of each group that the process belongs to, and `_pg_group_ranks` has its ranks.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use crate::event::ProcessGroup;
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
-use crate::python::heap::class::ContainerKind;
 use crate::python::layout::PythonLayout;
 
 const MODULE: &str = "torch.distributed.distributed_c10d";
@@ -45,8 +43,10 @@ pub fn read(
     // A table that changes is read as far as it can be.
     let _ = heap.entries(names, |entry| {
         let group = || {
-            let backend = text(heap, *backends.get(&entry.key)?)?;
-            let name = text(heap, entry.value).filter(|_| backend.contains(BACKEND))?;
+            let backend = heap.string(*backends.get(&entry.key)?)?;
+            let name = heap
+                .string(entry.value)
+                .filter(|_| backend.contains(BACKEND))?;
             let ranks = ranks_of(heap, *ranks.get(&entry.key)?)?;
             Some(ProcessGroup {
                 name: name.to_string(),
@@ -82,23 +82,15 @@ fn by_group(heap: &Heap<'_, impl ReadMemory>, table: u64) -> HashMap<u64, u64> {
 fn ranks_of(heap: &Heap<'_, impl ReadMemory>, table: u64) -> Option<Vec<u32>> {
     let mut ranks = Vec::new();
     let mut are_all = true;
-    let read = heap.entries(table, |entry| match rank(heap, entry.key) {
-        Some(rank) => ranks.push(rank),
-        None => are_all = false,
+    let read = heap.entries(table, |entry| {
+        match heap.natural(entry.key).map(u32::try_from) {
+            Some(Ok(rank)) => ranks.push(rank),
+            _ => are_all = false,
+        }
     });
     read.ok()?;
     ranks.sort_unstable();
     (are_all && !ranks.is_empty()).then_some(ranks)
-}
-
-fn rank(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<u32> {
-    let is_number = heap.class_of(object)?.holds == ContainerKind::Number;
-    u32::try_from(is_number.then(|| heap.number(object))??).ok()
-}
-
-fn text(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<Arc<str>> {
-    let is_text = heap.class_of(object)?.holds == ContainerKind::Text;
-    heap.text(object).filter(|_| is_text)
 }
 
 #[cfg(test)]

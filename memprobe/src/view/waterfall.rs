@@ -32,7 +32,7 @@ pub struct OwnerEntry {
 
 /// Most process groups of a row, and most ranks of a group, that are listed one by one.
 const MAX_GROUPS: usize = 4;
-const MAX_RANKS: u32 = 4;
+const MAX_RANKS: usize = 4;
 
 pub const OWNER_COLUMNS: [Column<OwnerEntry>; 25] = columns![|row: OwnerEntry|
     data("device") => row.device,
@@ -116,7 +116,7 @@ fn process_groups(groups: &[ProcessGroup]) -> String {
 }
 
 fn ranks(group: &ProcessGroup) -> String {
-    let ([first, .., last], number) = (group.ranks.as_slice(), group.size) else {
+    let [first, .., last] = group.ranks.as_slice() else {
         return match group.ranks.first() {
             Some(rank) => format!("rank {rank}"),
             None => counted(group.size.into(), "rank"),
@@ -124,6 +124,8 @@ fn ranks(group: &ProcessGroup) -> String {
     };
     let step = group.ranks[1].saturating_sub(*first);
     let is_even = |pair: &[u32]| pair[1].saturating_sub(pair[0]) == step;
+    // A recording may have any size beside the list.
+    let number = group.ranks.len();
     match group.ranks.windows(2).all(is_even) {
         true if step == 1 => format!("ranks {first}-{last}"),
         _ if number <= MAX_RANKS => {
@@ -395,6 +397,14 @@ mod tests {
             "6 process groups (0: ranks 0-63; tp: ranks 0, 9; dp: 8 ranks, 1 to 57 by 8; odd: 5 ranks, 0 to 9; 2 more)"
         );
         assert_eq!(words(&all[4..5]), "1 process group (last: rank 3)");
+        let contradictory = ProcessGroup {
+            size: 2,
+            ..group("odd", &[0, 1, 5, 6, 9])
+        };
+        assert_eq!(
+            words(&[contradictory]),
+            "1 process group (odd: 5 ranks, 0 to 9)"
+        );
         let many = ProcessGroup {
             size: 40_000,
             ..group("all", &[])

@@ -71,6 +71,18 @@ impl<M: ReadMemory> Heap<'_, M> {
         text.unwrap_or_else(|| UNREAD.to_owned())
     }
 
+    /// Value of an int that is not negative; `None` for another object.
+    pub(crate) fn natural(&self, object: u64) -> Option<u64> {
+        let is_number = self.class_of(object)?.holds == ContainerKind::Number;
+        u64::try_from(is_number.then(|| self.number(object))??).ok()
+    }
+
+    /// Text of a str; `None` for another object.
+    pub(crate) fn string(&self, object: u64) -> Option<Arc<str>> {
+        let is_text = self.class_of(object)?.holds == ContainerKind::Text;
+        is_text.then(|| self.text(object))?
+    }
+
     /// Value of an int. Returns `None` if it has more than 60 bits.
     pub(crate) fn number(&self, object: u64) -> Option<i64> {
         let size = self.word(object, HeapLayout::SIZE).ok()?;

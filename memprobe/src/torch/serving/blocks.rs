@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::{LayoutUnknown, MAX_REQUESTS, ServingObjects, ServingRole};
-use super::{class_name, count, field, is_none, number};
+use super::{class_name, count, field, is_none};
 use crate::event::{Bytes, KvPool, KvRequest, KvUnit};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
@@ -89,7 +89,7 @@ pub(super) fn follow(heap: &Heap<'_, impl ReadMemory>, manager: u64) {
 fn read_blocks(heap: &Heap<'_, impl ReadMemory>, blocks: &[u64]) -> Option<Vec<CacheBlock>> {
     let mut none = None;
     let blocks = blocks.iter().map(|&block| {
-        number(heap, field(heap, block, "block_id")?)?;
+        heap.natural(field(heap, block, "block_id")?)?;
         let hash = ["_block_hash", "block_hash"];
         let hash = hash.iter().find_map(|name| field(heap, block, name))?;
         // The null block comes first, without a hash. A new hash lies on a page that a copy may lack.

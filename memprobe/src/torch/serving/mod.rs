@@ -312,13 +312,7 @@ fn field(heap: &Heap<'_, impl ReadMemory>, object: u64, name: &str) -> Option<u6
 
 /// Value of an int attribute that is not negative.
 fn count(heap: &Heap<'_, impl ReadMemory>, object: u64, name: &str) -> Option<u64> {
-    number(heap, field(heap, object, name)?)
-}
-
-fn number(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<u64> {
-    let class = heap.class_of(object)?;
-    let is_number = class.holds == ContainerKind::Number;
-    u64::try_from(is_number.then(|| heap.number(object))??).ok()
+    heap.natural(field(heap, object, name)?)
 }
 
 fn is_none(heap: &Heap<'_, impl ReadMemory>, object: u64) -> bool {

@@ -9,7 +9,6 @@ use super::field;
 use crate::event::PoolId;
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
-use crate::python::heap::class::ContainerKind;
 use std::sync::Arc;
 
 /// Most pools of a process.
@@ -48,10 +47,9 @@ pub(super) fn read(heap: &Heap<'_, impl ReadMemory>, saver: u64) -> Vec<TaggedPo
 
 fn pool(heap: &Heap<'_, impl ReadMemory>, key: u64, pool: u64) -> Option<TaggedPool> {
     let tag = *items(heap, key)?.first()?;
-    let is_text = heap.class_of(tag)?.holds == ContainerKind::Text;
     Some(TaggedPool {
         id: id(heap, pool)?,
-        tag: heap.text(tag).filter(|_| is_text)?,
+        tag: heap.string(tag)?,
     })
 }
 

@@ -4,7 +4,7 @@
 //! vllm/backends/platform/device_allocator@7ffc3d0. An entry with other contents has no tag; nothing is guessed.
 
 use super::blocks::items;
-use super::{MAX_TAGS, field, number};
+use super::{MAX_TAGS, field};
 use crate::event::{Address, Bytes, TaggedAllocation};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
@@ -33,17 +33,17 @@ fn allocation(
     address: u64,
     data: u64,
 ) -> Option<TaggedAllocation> {
-    let address = number(heap, address)?;
+    let address = heap.natural(address)?;
     let handle = items(heap, field(heap, data, "handle")?)?;
     let [_, size, own_address, _] = handle[..] else {
         return None;
     };
     let tag = field(heap, data, "tag")?;
     let is_text = heap.class_of(tag)?.holds == ContainerKind::Text;
-    let is_same = number(heap, own_address)? == address;
+    let is_same = heap.natural(own_address)? == address;
     Some(TaggedAllocation {
         addr: Address(address),
-        size: Bytes(number(heap, size)?),
+        size: Bytes(heap.natural(size)?),
         tag: heap.text(tag).filter(|_| is_text && is_same)?,
     })
 }

@@ -2,9 +2,7 @@
 //!
 //! The indices of free slots are a tensor on the GPU, which memprobe does not read. Its length is in host memory.
 
-use super::{
-    LayoutUnknown, ServingObjects, ServingRole, class_name, count, field, is_none, number,
-};
+use super::{LayoutUnknown, ServingObjects, ServingRole, class_name, count, field, is_none};
 use crate::event::{KvPool, KvRequest, KvUnit};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
@@ -123,8 +121,8 @@ fn prefixes(heap: &Heap<'_, impl ReadMemory>, objects: &ServingObjects) -> Optio
 fn full_size(heap: &Heap<'_, impl ReadMemory>, sizes: u64) -> Option<u64> {
     let mut size = None;
     let read = heap.entries(sizes, |entry| {
-        if number(heap, entry.key) == Some(0) {
-            size = number(heap, entry.value);
+        if heap.natural(entry.key) == Some(0) {
+            size = heap.natural(entry.value);
         }
     });
     read.ok().and(size)

@@ -148,8 +148,8 @@ fn on_a_terminal_the_last_reading_counts_its_objects() {
         .split(|letter: char| !letter.is_ascii_digit() && letter != ',')
         .filter_map(|word| word.replace(',', "").parse().ok())
         .collect();
-    let [.., read, all] = numbers[..] else {
-        panic!("no two numbers: {count:?}")
+    let [.., all] = numbers[..] else {
+        panic!("no number: {count:?}")
     };
-    assert!(all >= 200_000 && read < all, "{count:?}");
+    assert!(all >= 200_000, "{count:?}");
 }

@@ -178,8 +178,11 @@ async fn rest(tracker: &mut BlockTracker, watched: &Watched, until: Instant) -> 
 
 /// Describes how far a reading is.
 pub(super) fn read_line(progress: &ReadProgress) -> String {
-    let objects = progress.objects().filter(|(read, all)| read < all);
-    let objects = objects.map(|(read, all)| format!("{} of {} objects", count(read), count(all)));
+    // The count stays after the last object: what follows may take longer than the reading of them.
+    let objects = progress.objects().map(|(read, all)| match read < all {
+        true => format!("{} of {} objects", count(read), count(all)),
+        false => format!("{} objects", count(all)),
+    });
     match (progress.stage(), objects) {
         (ReadStage::Running, None) => "finding what to copy, the process runs".to_owned(),
         (ReadStage::Running, Some(objects)) => {
@@ -408,4 +411,24 @@ fn load(tgid: Tgid, probes: BlockProbes) -> Result<HostSession> {
     let mut session = HostSession::load(wanted, probes.ring_bytes)?;
     session.add(Watched::open(tgid)?, ProcessOrigin::Running)?;
     Ok(session)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_objects_stays_in_the_line_until_the_stage_ends() {
+        let progress = ReadProgress::default();
+        progress.expect(1200);
+        progress.reach(1000);
+        let part = "finding what to copy: 1,000 of 1,200 objects, the process runs";
+        assert_eq!(read_line(&progress), part);
+        progress.reach(1200);
+        let whole = "finding what to copy: 1,200 objects, the process runs";
+        assert_eq!(read_line(&progress), whole);
+        progress.begin(ReadStage::Copy);
+        let copy = "reading the copy, the process runs again";
+        assert_eq!(read_line(&progress), copy);
+    }
 }

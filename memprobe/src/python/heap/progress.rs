@@ -25,19 +25,19 @@ pub struct ReadProgress {
 
 impl ReadProgress {
     /// Begins a stage; its objects count from 0.
-    pub(super) fn begin(&self, stage: ReadStage) {
+    pub(crate) fn begin(&self, stage: ReadStage) {
         self.objects.store(0, Ordering::Relaxed);
         self.all.store(0, Ordering::Relaxed);
         self.stage.store(stage as u8, Ordering::Relaxed);
     }
 
     /// Sets the number of objects of this stage.
-    pub(super) fn expect(&self, all: usize) {
+    pub(crate) fn expect(&self, all: usize) {
         self.objects.store(0, Ordering::Relaxed);
         self.all.store(all as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn reach(&self, objects: usize) {
+    pub(crate) fn reach(&self, objects: usize) {
         self.objects.store(objects as u64, Ordering::Relaxed);
     }
 

@@ -304,11 +304,13 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     launcher.wait_for("PID ");
     let pid = launcher.pid().to_string();
     let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
+    // A busy machine may run memprobe less than once a second.
+    let patient = ["--max-pause", "10s"];
     for (arguments, title) in [
         (&family[..], "memprobe attach --children"),
         (&["top", "--graph", "--max-overhead", "off"], "memprobe top"),
     ] {
-        let mut screen = Terminal::start(stage.memprobe().args(arguments));
+        let mut screen = Terminal::start(stage.memprobe().args(arguments).args(patient));
         screen.wait_for(title);
         screen.press("/python steady\r");
         // Wait until the launcher is filtered out.
@@ -339,9 +341,8 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
 fn look_at_each_screen(screen: &mut Terminal) {
     screen.wait_for("Esc back");
     let has_all = |screen: &Terminal, words: &[&str]| {
-        wait_until(&format!("{words:?}"), || {
-            let shown = screen.text();
-            words.iter().all(|word| shown.contains(word)).then_some(())
+        screen.wait_until(&format!("{words:?}"), |shown| {
+            words.iter().all(|word| shown.contains(word))
         });
     };
     screen.press("m");

@@ -103,18 +103,25 @@ pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<T
         ENTRIES,
         &of_pickle(cost),
     );
-    let mut load = Command::new(python);
-    load.args([
-        "-c",
-        "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))",
-    ]);
-    let cost = measured(load.arg(&pickle))?;
-    add(
-        &mut table,
-        "PyTorch's snapshot: pickle.load()",
-        ENTRIES,
-        &of_pickle(cost),
-    );
+    // The parsers of its own tools: the list of the events for memory_viz, and the plain reading.
+    let of_pytorch: [(&str, &[&str]); 2] = [
+        (
+            "PyTorch's snapshot: pickle.load()",
+            &[
+                "-c",
+                "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))",
+            ],
+        ),
+        (
+            "PyTorch's snapshot: torch.cuda._memory_viz trace",
+            &["-m", "torch.cuda._memory_viz", "trace"],
+        ),
+    ];
+    for (name, arguments) in of_pytorch {
+        let mut reader = Command::new(python);
+        let cost = measured(reader.args(arguments).arg(&pickle))?;
+        add(&mut table, name, ENTRIES, &of_pickle(cost));
+    }
     table.note("One run. \"File\" is the file that a row wrote, or PyTorch's snapshot.");
     Ok(table)
 }

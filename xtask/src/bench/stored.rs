@@ -42,7 +42,7 @@ struct Place {
 
 const FILE: &str = "docs/cost.json";
 
-const PLACES: [Place; 7] = [
+const PLACES: [Place; 8] = [
     Place {
         document: "README.md",
         link: FILE,
@@ -59,6 +59,7 @@ const PLACES: [Place; 7] = [
     whole("loop"),
     whole("loop-gpt"),
     whole("loop-waiting"),
+    whole("recording"),
     whole("footprint"),
     whole("ranks"),
     whole("snapshot"),

@@ -15,8 +15,8 @@ use crate::bench::footprint::Memory;
 use crate::bench::profiler::Attached;
 use crate::process;
 
-/// Longest run of memprobe; a longer one is an error.
-const LIMIT: Duration = Duration::from_secs(300);
+/// Longest run of memprobe, against hanging; it records ten million events in six minutes on a slow machine.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 pub(super) struct Run {
     pub wall: Duration,

@@ -8,7 +8,6 @@ use super::{MAX_TAGS, field};
 use crate::event::{Address, Bytes, TaggedAllocation};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::Heap;
-use crate::python::heap::class::ContainerKind;
 
 /// Reads the allocations of an allocator, by address.
 pub(super) fn read(heap: &Heap<'_, impl ReadMemory>, allocator: u64) -> Vec<TaggedAllocation> {
@@ -39,11 +38,10 @@ fn allocation(
         return None;
     };
     let tag = field(heap, data, "tag")?;
-    let is_text = heap.class_of(tag)?.holds == ContainerKind::Text;
     let is_same = heap.natural(own_address)? == address;
     Some(TaggedAllocation {
         addr: Address(address),
         size: Bytes(heap.natural(size)?),
-        tag: heap.text(tag).filter(|_| is_text && is_same)?,
+        tag: heap.string(tag).filter(|_| is_same)?,
     })
 }

@@ -103,7 +103,7 @@ pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<T
         ENTRIES,
         &of_pickle(cost),
     );
-    // The parsers of its own tools: the list of the events for memory_viz, and the plain reading.
+    // PyTorch's own readers: the plain one, and that of its tool, which prints every event.
     let of_pytorch: [(&str, &[&str]); 2] = [
         (
             "PyTorch's snapshot: pickle.load()",

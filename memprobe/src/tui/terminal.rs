@@ -138,6 +138,8 @@ where
         let due = drawn.is_none_or(|at| at.elapsed() >= BETWEEN_DRAWINGS);
         if due && stage.take_news() {
             stale = true;
+            // Keys typed ahead may have asked for it.
+            run_errand(terminal, stage, device)?;
         }
         if stale {
             terminal.draw(|frame| {

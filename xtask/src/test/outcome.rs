@@ -31,12 +31,26 @@ pub struct Skip {
     pub reason: String,
 }
 
+/// A failed test with the beginning of its output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Program and name, such as `top::a_row_shows_the_totals`.
+    pub test: String,
+    /// At most [`MAX_FAILURE_LINES`] lines, without the stack backtrace.
+    pub output: String,
+}
+
+/// Enough for the message of an assertion that shows a screen of 40 rows.
+const MAX_FAILURE_LINES: usize = 60;
+
 /// Counts of tests.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Tests that ran and passed.
     pub passed: usize,
     pub failed: usize,
+    /// Failures whose output is known.
+    pub failures: Vec<Failure>,
     pub skips: Vec<Skip>,
 }
 
@@ -61,6 +75,7 @@ impl Outcome {
         }
         let mut outcome = Self {
             failed: count(result, "failed")?,
+            failures: failures(program, output),
             ..Self::default()
         };
         outcome.add_skips(skips);
@@ -74,6 +89,7 @@ impl Outcome {
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.failures.extend(other.failures);
         self.add_skips(other.skips);
     }
 
@@ -126,6 +142,32 @@ pub fn without_passing(output: &str) -> String {
         }
     }
     shown
+}
+
+/// Parses the section of failures. Returns each test with the beginning of its output.
+fn failures(program: &str, output: &str) -> Vec<Failure> {
+    let mut failures: Vec<Failure> = Vec::new();
+    let mut taken = MAX_FAILURE_LINES;
+    let section = output.lines().skip_while(|line| *line != "failures:");
+    for line in section.skip(1) {
+        if line == "failures:" {
+            break;
+        } else if let Some(name) = header(line) {
+            let test = format!("{program}::{name}");
+            let output = String::new();
+            failures.push(Failure { test, output });
+            taken = 0;
+        } else if line == "stack backtrace:" {
+            taken = MAX_FAILURE_LINES;
+        } else if let Some(failure) = failures.last_mut()
+            && taken < MAX_FAILURE_LINES
+        {
+            failure.output += line;
+            failure.output.push('\n');
+            taken += 1;
+        }
+    }
+    failures
 }
 
 /// Returns the test whose output follows `---- NAME stdout ----`.
@@ -237,6 +279,23 @@ test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 7 filtered out; fini
         sum.add(Outcome::parse("top", &failed).expect("whole"));
         assert_eq!(sum.to_string(), "2 passed, 2 failed, 4 skipped");
         assert_eq!(sum.skips.len(), 8);
+    }
+
+    #[test]
+    fn a_failed_test_keeps_its_message_without_the_backtrace() {
+        let rows = "row\n".repeat(MAX_FAILURE_LINES);
+        let failed = format!(
+            "successes:\n\n---- good stdout ----\nfine\n\nfailures:\n\n---- bad stdout ----\nthread 'bad' panicked:\n\
+             waited in vain\nstack backtrace:\n   0: begin\n\n---- long stdout ----\n{rows}the last row\n\n\
+             failures:\n    bad\n    long\n\ntest result: FAILED. 1 passed; 2 failed; 0 ignored"
+        );
+        let outcome = Outcome::parse("top", &failed).expect("whole");
+        let [bad, long] = &outcome.failures[..] else {
+            panic!("{:?}", outcome.failures);
+        };
+        assert_eq!(bad.test, "top::bad");
+        assert_eq!(bad.output, "thread 'bad' panicked:\nwaited in vain\n");
+        assert_eq!((long.test.as_str(), &long.output), ("top::long", &rows));
     }
 
     #[test]

@@ -190,7 +190,7 @@ impl Report {
         let one = |passed, failed| Outcome {
             passed,
             failed,
-            skips: Vec::new(),
+            ..Outcome::default()
         };
         match outcome {
             Ok(None) => self.outcome.add(one(1, 0)),

@@ -2,11 +2,14 @@
 
 use anyhow::{Result, bail};
 
-use super::outcome::{Skip, Skipped};
+use super::outcome::{Failure, Skip, Skipped};
 use super::programs::Report;
 use super::skips::{self, Machine};
 
-/// Prints the counts and the reasons of skips. Fails if a test failed, or was skipped although this
+/// Failures whose messages are repeated at the end.
+const MAX_SHOWN_FAILURES: usize = 8;
+
+/// Prints the reasons of skips, the messages of failures, and the counts. Fails if a test failed, or was skipped although this
 /// machine can run it.
 pub fn judge(report: &Report, machine: &Machine) -> Result<()> {
     let outcome = &report.outcome;
@@ -34,6 +37,7 @@ pub fn judge(report: &Report, machine: &Machine) -> Result<()> {
         };
         println!("  {verdict}{}{part}: {}", skip.test, skip.reason);
     }
+    print_failures(&outcome.failures);
     println!("\n{outcome}");
     if !report.failed.is_empty() {
         bail!("tests failed in {}", report.failed.join(", "));
@@ -45,6 +49,23 @@ pub fn judge(report: &Report, machine: &Machine) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Repeats the messages near the end, which a log that is cut in the middle still has.
+fn print_failures(failures: &[Failure]) {
+    if failures.is_empty() {
+        return;
+    }
+    println!("\n== failed");
+    for failure in failures.iter().take(MAX_SHOWN_FAILURES) {
+        println!("  {}", failure.test);
+        for line in failure.output.lines() {
+            println!("    {line}");
+        }
+    }
+    if let Some(more @ 1..) = failures.len().checked_sub(MAX_SHOWN_FAILURES) {
+        println!("  and {more} more");
+    }
 }
 
 #[cfg(test)]

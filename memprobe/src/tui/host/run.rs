@@ -59,7 +59,12 @@ struct Opened {
     tgid: Tgid,
     /// `None` until the caller provides it.
     stage: Option<ProcessStage>,
+    /// Input from before there was a stage, at most [`MAX_TYPED_AHEAD`] events.
+    typed_ahead: Vec<Event>,
 }
+
+/// Input events that are kept while a process opens. Later ones are dropped.
+const MAX_TYPED_AHEAD: usize = 64;
 
 impl HostStage {
     fn new(
@@ -98,7 +103,11 @@ impl HostStage {
         match self.host.handle(wanted, &mut self.context) {
             Some(ScreenRequest::Quit) => return Ok(StageStep::Leave),
             Some(ScreenRequest::Open(tgid)) => {
-                self.opened = Some(Opened { tgid, stage: None });
+                self.opened = Some(Opened {
+                    tgid,
+                    stage: None,
+                    typed_ahead: Vec::new(),
+                });
                 self.send(HostCommand::Open(tgid))?;
             }
             Some(ScreenRequest::Leave) => self.host.state.note = Some(NO_WAY_BACK.into()),
@@ -116,7 +125,10 @@ impl HostStage {
             (Some(stage), _) => stage.handle(event)?,
             (None, Some(InputEvent::Quit)) => StageStep::Leave,
             (None, Some(InputEvent::Back)) => StageStep::Back,
-            (None, _) => StageStep::Nothing,
+            (None, _) => {
+                self.keep_typed_ahead(event);
+                StageStep::Nothing
+            }
         };
         if step == StageStep::Back {
             self.opened = None;
@@ -124,6 +136,31 @@ impl HostStage {
             return Ok(StageStep::Draw);
         }
         Ok(step)
+    }
+
+    fn keep_typed_ahead(&mut self, event: &Event) {
+        let opened = self.opened.as_mut();
+        if let Some(opened) = opened.filter(|opened| opened.typed_ahead.len() < MAX_TYPED_AHEAD) {
+            opened.typed_ahead.push(event.clone());
+        }
+    }
+
+    /// Shows the screens of the opened process, and handles what was typed ahead for them.
+    fn begin_process(&mut self, tgid: Tgid, news: News) {
+        let mut stage = self.screens(tgid, news);
+        let typed_ahead = match &mut self.opened {
+            Some(opened) => std::mem::take(&mut opened.typed_ahead),
+            None => Vec::new(),
+        };
+        for event in typed_ahead {
+            // Keys that leave are not kept. An error says that the caller has ended, and so does `is_over`.
+            if stage.handle(&event).is_err() {
+                break;
+            }
+        }
+        if let Some(opened) = &mut self.opened {
+            opened.stage = Some(stage);
+        }
     }
 
     fn screens(&mut self, tgid: Tgid, news: News) -> ProcessStage {
@@ -152,8 +189,7 @@ impl Stage for HostStage {
         let waits = |opened: &&mut Opened| opened.stage.is_none();
         let waits_for = self.opened.as_mut().filter(waits).map(|opened| opened.tgid);
         if let Some((tgid, news)) = latest.process.filter(|(tgid, _)| Some(*tgid) == waits_for) {
-            let stage = Some(self.screens(tgid, news));
-            self.opened = Some(Opened { tgid, stage });
+            self.begin_process(tgid, news);
             return true;
         }
         match self.process() {
@@ -415,6 +451,35 @@ mod tests {
             caller.said,
             [&[HostCommand::Open(Tgid(1234))][..], &asked].concat()
         );
+    }
+
+    #[test]
+    fn keys_typed_while_a_process_opens_are_handled_once_it_is_open() {
+        let (mut caller, mut stage) = connect();
+        for typed in [KeyCode::Enter, KeyCode::Char('i'), KeyCode::Char('m')] {
+            stage.handle(&key(typed)).unwrap();
+        }
+        assert!(!stage.take_news(), "it is not open yet");
+        let text = shown(&mut caller, &mut stage, &[KeyCode::Char('q')]);
+        assert!(text.contains("memprobe modules"), "{text}");
+        let asked = [
+            Command::SetGrouping(Grouping::Innermost),
+            Command::Explain(AttributionQuery::Modules),
+        ];
+        let asked = asked.map(HostCommand::Ask);
+        let opened = HostCommand::Open(Tgid(1234));
+        assert_eq!(caller.said, [&[opened][..], &asked].concat());
+    }
+
+    #[test]
+    fn keys_typed_ahead_are_gone_with_the_process_that_was_left() {
+        let (mut caller, mut stage) = connect();
+        for typed in [KeyCode::Enter, KeyCode::Char('m'), KeyCode::Esc] {
+            stage.handle(&key(typed)).unwrap();
+        }
+        stage.handle(&key(KeyCode::Enter)).unwrap();
+        let text = shown(&mut caller, &mut stage, &[KeyCode::Char('q')]);
+        assert!(text.contains("model.py:88 forward"), "{text}");
     }
 
     #[test]

@@ -33,11 +33,11 @@ fn record(environment: &TestEnvironment, case: &str, file: &Path) -> Vec<Value> 
     lines(&finished.stdout)
 }
 
-/// Runs a case with other settings; returns what it printed.
-fn run_with(pytorch: &PyTorch, case: &str, settings: &str) -> Vec<Value> {
+/// Runs a case with each of several settings; returns what all runs printed.
+fn run_with(pytorch: &PyTorch, case: &str, settings: &[&str]) -> Vec<Value> {
     let mut command = pytorch.command();
     command.args(["-W", "ignore", "allocator_settings.py", "--case", case]);
-    command.env("PYTORCH_CUDA_ALLOC_CONF", settings);
+    command.arg("--each").args(settings);
     let finished = Background::start(&mut command).finish().succeeded();
     lines(&finished.stdout)
 }
@@ -49,9 +49,8 @@ fn lines(stdout: &str) -> Vec<Value> {
         .collect()
 }
 
-fn peak_reserved(lines: &[Value]) -> u64 {
-    let last = lines.last().expect("peaks");
-    last["peak_reserved"].as_u64().expect("bytes")
+fn peak_reserved(line: &Value) -> u64 {
+    line["peak_reserved"].as_u64().expect("bytes")
 }
 
 /// The device of a replay under these settings.
@@ -94,8 +93,10 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
         "training",
     ] {
         let file = folder.path().join(format!("{case}.mprb"));
-        let recorded = peak_reserved(&record(&environment, case, &file));
-        for settings in SETTINGS {
+        let recorded = peak_reserved(&record(&environment, case, &file)[0]);
+        let real = run_with(environment.pytorch(), case, &SETTINGS);
+        assert_eq!(real.len(), SETTINGS.len(), "{real:?}");
+        for (settings, real) in SETTINGS.iter().zip(&real) {
             let device = replay(&environment, &file, settings);
             assert_eq!(row(&device, "recorded"), recorded, "{case}");
             let is_reproduced = row(&device, "reproduced") == recorded;
@@ -106,10 +107,9 @@ fn a_replay_reserves_what_the_program_reserves_with_the_settings() {
                 inexact.push(case);
                 continue;
             }
-            let real = peak_reserved(&run_with(environment.pytorch(), case, settings));
             assert_eq!(
                 row(&device, "what_if"),
-                real,
+                peak_reserved(real),
                 "{case} with {settings}: {device}"
             );
         }
@@ -139,7 +139,7 @@ fn the_recorded_run_is_replayed_with_the_settings_of_its_environment() {
     command.env("PYTORCH_CUDA_ALLOC_CONF", own);
     pytorch.settle(&mut command);
     let finished = Background::start(&mut command).finish().succeeded();
-    let recorded = peak_reserved(&lines(&finished.stdout));
+    let recorded = peak_reserved(&lines(&finished.stdout)[0]);
     let device = replay(&environment, &file, "max_split_size_mb:64");
     assert_eq!(row(&device, "recorded"), recorded);
     let rows = device["rows"].as_array().expect("rows");
@@ -169,7 +169,7 @@ fn a_failed_request_would_have_fitted_with_expandable_segments() {
     let settings = "expandable_segments:True";
     let device = replay(&environment, &file, settings);
     assert_eq!(device["failed"]["outcome"], "fits", "{device}");
-    let real = run_with(environment.pytorch(), "gaps", settings);
+    let real = run_with(environment.pytorch(), "gaps", &[settings]);
     assert_eq!(real[0]["fits"], true, "{real:?}");
     let device = replay(&environment, &file, "max_non_split_rounding_mb:40");
     assert_ne!(device["failed"]["outcome"], "fits", "{device}");

@@ -1,6 +1,7 @@
 """Requests memory in one of several ways, and prints the allocator's peaks as JSON at the end.
 
-Run again with other settings in `PYTORCH_CUDA_ALLOC_CONF`, it makes the same requests in the same order.
+Run again with other settings in `PYTORCH_CUDA_ALLOC_CONF`, it makes the same requests in the same order. `--each` does
+so for each of several settings, in children that have imported PyTorch and not yet used the GPU.
 """
 
 import argparse
@@ -115,10 +116,7 @@ CASES = {
 }
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--case", choices=CASES, required=True)
-    case = CASES[parser.parse_args().case]
+def run(case):
     random.seed(7)
     torch.manual_seed(7)
     case()
@@ -133,6 +131,24 @@ def main():
     )
     # The peaks are known; what the interpreter does at its end is no part of them.
     os._exit(0)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--each", nargs="+", metavar="SETTINGS")
+    options = parser.parse_args()
+    case = CASES[options.case]
+    for settings in options.each or ():
+        child = os.fork()
+        if child == 0:
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
+            run(case)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            raise SystemExit(f"{settings}: status {status}")
+    if options.each is None:
+        run(case)
 
 
 main()

@@ -45,7 +45,7 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     ] {
         target.check_clean()?;
         let attached = profiler
-            .attach(programs, target.describe().pid)?
+            .attach(programs, target.pid())?
             .context("it attaches from outside")?;
         target.pace(RATE, (MEASURED + 2 * AROUND).as_secs())?;
         sleep(AROUND);

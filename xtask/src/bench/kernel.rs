@@ -21,7 +21,7 @@ const ROUNDS: usize = 7;
 pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     eprintln!("== run time of the allocator's program in the kernel");
     target.check_clean()?;
-    let mut probes = TimedProbes::attach(programs, target.describe().pid)?;
+    let mut probes = TimedProbes::attach(programs, target.pid())?;
     let mut allocations = vec![Vec::new(); DEPTHS.len()];
     let mut frees = vec![Vec::new(); DEPTHS.len()];
     for _ in 0..ROUNDS {

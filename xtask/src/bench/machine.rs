@@ -1,15 +1,19 @@
 //! Description of the machine that the figures were taken on.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
 
-use super::target::Description;
 use crate::process;
 
-/// Returns lines that name the machine, kernel, versions and date.
-pub fn describe(target: Option<&Description>) -> Result<Vec<String>> {
+/// Prints the versions of the measured programs, and their GPU.
+const VERSIONS: &str = "import platform, torch; \
+    print(f'Python {platform.python_version()}, PyTorch {torch.__version__}, {torch.cuda.get_device_name()}')";
+
+/// Returns lines that name the machine, kernel, versions and date. `python` ran the measured programs, if any.
+pub fn describe(python: Option<&Path>) -> Result<Vec<String>> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let mut lines = vec![
@@ -21,13 +25,12 @@ pub fn describe(target: Option<&Description>) -> Result<Vec<String>> {
     ];
     let rustc = process::answer(Command::new("rustc").arg("--version"))?;
     let memprobe = env!("CARGO_PKG_VERSION");
-    lines.push(match target {
-        Some(target) => format!(
-            "Versions: memprobe {memprobe}, {rustc}, Python {}, PyTorch {}, {}",
-            target.python, target.torch, target.gpu
-        ),
-        None => format!("Versions: memprobe {memprobe}, {rustc}"),
-    });
+    let mut versions = format!("Versions: memprobe {memprobe}, {rustc}");
+    if let Some(python) = python {
+        let asked = process::answer(Command::new(python).args(["-W", "ignore", "-c", VERSIONS]))?;
+        versions += &format!(", {asked}");
+    }
+    lines.push(versions);
     let date = process::today()?;
     lines.push(format!("Date: {date}"));
     Ok(lines)

@@ -110,7 +110,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         check_stored_loop(options)?;
     }
     let mut tables = Vec::new();
-    let mut gpu = None;
+    let mut python = None;
     if attaches {
         let programs = Programs {
             other_memprobe: options.other.clone(),
@@ -135,7 +135,6 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             if wanted(Part::Kernel) {
                 tables.push((Part::Kernel, kernel::measure(&mut target, &programs)?));
             }
-            gpu = Some(target.describe().clone());
             target.end()?;
         }
         if wanted(Part::Snapshot) {
@@ -158,6 +157,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             let table = recording::measure(&environment.python, &workloads, &programs)?;
             tables.push((Part::Recording, table));
         }
+        python = Some(environment.python);
     }
     if wanted(Part::Code) {
         let table = code::measure(repository, options.filter.as_deref())?;
@@ -168,7 +168,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     } else {
         Style::Terminal
     };
-    let machine = machine::describe(gpu.as_ref())?;
+    let machine = machine::describe(python.as_deref())?;
     print(&machine, &tables, style);
     let parts = parts(repository, options, &machine, tables, attaches)?;
     write_samples(repository, &parts)?;

@@ -57,7 +57,7 @@ fn one_block(
     options: &Options,
 ) -> Result<(Block, Option<u64>)> {
     target.check_clean()?;
-    let attached = profiler.attach(programs, target.describe().pid)?;
+    let attached = profiler.attach(programs, target.pid())?;
     let block = target.block(profiler.inside(), WARM, options.iterations)?;
     let lost = match attached {
         Some(attached) => attached.detach()?,

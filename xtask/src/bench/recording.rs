@@ -60,9 +60,12 @@ struct Cost {
 
 /// Records the run, and reads the recording and PyTorch's snapshot.
 pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<Table> {
-    eprintln!("== a recording of {EVENTS} events");
+    let [events, entries] = [EVENTS, ENTRIES].map(|events| events / 1_000_000);
+    eprintln!("== a recording of {events} million events");
     let mut table = Table::new(
-        format!("A recording of {EVENTS} events, and PyTorch's snapshot of the last {ENTRIES}"),
+        format!(
+            "A recording of {events} million events, and PyTorch's snapshot of the last {entries} million"
+        ),
         &[
             "",
             "time",

@@ -88,17 +88,14 @@ pub struct Target {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    description: Description,
+    pid: u32,
     code: Code,
 }
 
-/// The process's description of itself.
+/// First line of the process, once it has warmed up.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Description {
-    pub pid: u32,
-    pub python: String,
-    pub torch: String,
-    pub gpu: String,
+struct Started {
+    pid: u32,
 }
 
 /// Result of a block of iterations.
@@ -147,19 +144,19 @@ impl Target {
             bail!("the training loop has no pipes");
         };
         let mut output = BufReader::new(output);
-        let description: Description = answer(&mut output)?;
-        let code = Code::of(description.pid)?;
+        let Started { pid } = answer(&mut output)?;
+        let code = Code::of(pid)?;
         Ok(Self {
             child,
             input,
             output,
-            description,
+            pid,
             code,
         })
     }
 
-    pub fn describe(&self) -> &Description {
-        &self.description
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Trains under one of PyTorch's own recorders; `none` means no recorder.
@@ -193,10 +190,10 @@ impl Target {
     /// Fails if a probe is still attached to the process, because it would distort the next
     /// measurement.
     pub fn check_clean(&self) -> Result<()> {
-        if Code::of(self.description.pid)? != self.code {
+        if Code::of(self.pid)? != self.code {
             bail!(
                 "{PROBED} of PID {} is still probed: is another memprobe attached to it?",
-                self.description.pid
+                self.pid
             );
         }
         Ok(())

@@ -140,7 +140,9 @@ class Timeline {
     if (inView.length === 0 || wide / inView.length < 6) return;
     context.textAlign = 'left';
     inView.forEach((row, at) => {
-      const [left, right] = [this.x(row.begin_us), this.x(row.end_us)];
+      // One that reaches beyond the range must not cover the axis.
+      const left = Math.max(MARGIN.left, this.x(row.begin_us));
+      const right = Math.min(MARGIN.left + wide, this.x(row.end_us));
       context.fillStyle = colours.panel;
       if (at % 2 === 0) context.fillRect(left, MARGIN.top, right - left, high);
       context.fillStyle = colours.faint;

@@ -418,6 +418,32 @@ mod tests {
         }
     }
 
+    /// A function whose unwind table puts the end of its frame at address 4.
+    const WILD: &str = r#"__asm__(
+        ".globl wild\n.type wild, @function\nwild:\n.cfi_startproc\n.cfi_escape 0x0f, 0x01, 0x34\n"
+        "nop\nnop\nnop\nret\n.cfi_endproc\n.size wild, . - wild\n");"#;
+
+    #[test]
+    fn a_frame_that_ends_at_the_first_addresses_has_no_caller() {
+        let library = Mapped::of(WILD);
+        // SAFETY: the library was compiled here, and has no initializers.
+        let loaded = unsafe { libloading::Library::new(library.path()) }.expect("loaded");
+        // SAFETY: only its address is taken.
+        let wild = unsafe { loaded.get::<extern "C" fn()>(b"wild") }.expect("exported");
+        let copy = StackCopy {
+            address: 0x7000_0000,
+            frame_pointer: 16,
+            bytes: vec![0; 64],
+        };
+        let mut code = here();
+        let address = *wild as *const () as u64 + 2;
+        let Unwound { frames, truncated } = code.unwind(address, &copy);
+        assert!(truncated, "{frames:?}");
+        let names = frames.iter().map(|frame| &*frame.function);
+        assert_eq!(names.collect::<Vec<_>>(), ["wild"]);
+        assert!(code.can_unwind(address), "its table was not read");
+    }
+
     #[test]
     fn a_library_that_is_truncated_while_it_is_read_keeps_its_names() {
         let library = Mapped::of(LIBRARY);

@@ -69,8 +69,7 @@ const COVERAGE: &str = "-Cpasses=sancov-module \
      -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
      -Cllvm-args=-sanitizer-coverage-pc-table \
-     -Cllvm-args=-sanitizer-coverage-trace-compares \
-     -Cdebug-assertions -Coverflow-checks";
+     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
 /// memprobe's only platform.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -187,12 +186,12 @@ fn build(repository: &Repository) -> Result<PathBuf> {
         .current_dir(repository.root())
         .env("RUSTFLAGS", COVERAGE)
         .env("CARGO_TARGET_DIR", &target)
-        .args(["build", "--release", "--package", "memprobe-fuzz"])
+        .args(["build", "--profile", "fuzz", "--package", "memprobe-fuzz"])
         .args(["--features", "libfuzzer", "--bin", "fuzz"])
         // With a target named, build scripts are built without these flags.
         .args(["--target", TARGET]);
     process::run(&mut cargo)?;
-    Ok(target.join(TARGET).join("release/fuzz"))
+    Ok(target.join(TARGET).join("fuzz/fuzz"))
 }
 
 #[cfg(test)]

@@ -270,10 +270,7 @@ fn a_snapshot_and_a_recording_are_not_compared() {
     target.args(["hold.py"]);
     let mut target = Background::start(&mut target);
     target.wait_for("READY");
-    let pid = target.pid().to_string();
-    environment
-        .run(&["snapshot", &pid, "-o", text(&snapshot)])
-        .succeeded();
+    environment.keep_snapshot(target.pid(), &snapshot);
     drop(target);
     let refused = environment.run(&["diff", text(&file), text(&snapshot)]);
     let error = refused.one_clear_error();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::terminal::Terminal;
@@ -136,6 +137,7 @@ fn on_a_terminal_the_last_reading_counts_its_objects() {
     let pid = target.pid().to_string();
     let mut memprobe = environment.memprobe();
     memprobe.args(["record", "--names", "--duration", "500ms", "--pid", &pid]);
+    memprobe.args(PATIENT);
     memprobe.arg("-o").arg(folder.path().join("trace.json"));
     // Lines of the progress replace each other: all that was written counts.
     let written = Terminal::start(&mut memprobe).output_until("print it with");

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::terminal::Terminal;
@@ -304,13 +305,11 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     launcher.wait_for("PID ");
     let pid = launcher.pid().to_string();
     let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
-    // A busy machine may run memprobe less than once a second.
-    let patient = ["--max-pause", "10s"];
     for (arguments, title) in [
         (&family[..], "memprobe attach --children"),
         (&["top", "--graph", "--max-overhead", "off"], "memprobe top"),
     ] {
-        let mut screen = Terminal::start(stage.memprobe().args(arguments).args(patient));
+        let mut screen = Terminal::start(stage.memprobe().args(arguments).args(PATIENT));
         screen.wait_for(title);
         screen.press("/python steady\r");
         // Wait until the launcher is filtered out.

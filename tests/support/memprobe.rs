@@ -14,6 +14,9 @@ use crate::pytorch::PyTorch;
 /// Text that `record` prints once its probes are attached.
 pub const RECORDING: &str = "recording PID";
 
+/// Options of a reading: a debug build on a busy machine may need more than the usual second of a pause.
+pub const PATIENT: [&str; 2] = ["--max-pause", "10s"];
+
 /// A recording in progress.
 pub struct Recording {
     pub memprobe: Background,
@@ -89,6 +92,7 @@ impl TestEnvironment {
         let mut command = self.memprobe();
         command.arg("record").arg("-o").arg(file);
         command.arg("--pid").arg(pid.to_string()).args(options);
+        command.args(PATIENT);
         Recording {
             memprobe: Background::start(&mut command),
             file: file.to_owned(),
@@ -107,7 +111,7 @@ impl TestEnvironment {
     ) -> Finished {
         let until = folder.join("until");
         let mut command = self.memprobe();
-        command.arg("record").arg("--names").arg("-o");
+        command.args(["record", "--names"]).args(PATIENT).arg("-o");
         command.arg(folder.join("trace.json"));
         command.arg("--").arg(pytorch.python()).args(workload);
         command.arg("--until").arg(&until);

@@ -6,6 +6,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::environment::TestEnvironment;
+use crate::memprobe::PATIENT;
 use crate::process::Finished;
 
 #[derive(Debug, Deserialize)]
@@ -153,7 +154,7 @@ impl TestEnvironment {
 
     /// Takes a snapshot of a process.
     pub fn snapshot(&self, pid: u32, options: &[&str]) -> Snapshot {
-        let options = [&["--format", "json"], options].concat();
+        let options = [&["--format", "json"], &PATIENT[..], options].concat();
         let printed = self.try_snapshot(pid, &options).succeeded();
         Snapshot::parse(&printed.stdout)
     }
@@ -161,6 +162,7 @@ impl TestEnvironment {
     /// Saves a snapshot to a file.
     pub fn keep_snapshot(&self, pid: u32, file: &Path) {
         let file = file.to_str().expect("UTF-8");
-        self.try_snapshot(pid, &["-o", file]).succeeded();
+        let options = [&["-o", file], &PATIENT[..]].concat();
+        self.try_snapshot(pid, &options).succeeded();
     }
 }

@@ -100,18 +100,28 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         Some(name) => vec![named(name)?],
         None => READERS.to_vec(),
     };
+    // Asked before the build: other work may be committed while the readers run.
+    let commit = options.keep.then(|| commit(repository)).transpose()?;
     let program = build(repository)?;
     for reader in chosen {
-        run_reader(repository, &program, reader, options)?;
+        run_reader(repository, &program, reader, options, commit.as_deref())?;
     }
     Ok(())
 }
 
+fn commit(repository: &Repository) -> Result<String> {
+    let mut git = Command::new("git");
+    git.current_dir(repository.root());
+    process::answer(git.args(["rev-parse", "--short=8", "HEAD"]))
+}
+
+/// Runs a reader. The run is kept if the commit of the program is given.
 fn run_reader(
     repository: &Repository,
     program: &Path,
     reader: FuzzReader,
     options: &Options,
+    commit: Option<&str>,
 ) -> Result<()> {
     let inputs = repository.root().join("fuzz/corpus").join(reader.inputs);
     let own = repository.target().join("fuzz/corpus").join(reader.name);
@@ -128,16 +138,12 @@ fn run_reader(
         .arg("-print_final_stats=1")
         .args([&own, &inputs]);
     let outcome = outcome::watch(&mut fuzz)?;
-    if options.keep {
+    if let Some(commit) = commit {
         let docs = repository.root().join("docs");
         let run = FuzzRun {
             reader: reader.name.to_owned(),
             date: process::today()?,
-            commit: process::answer(Command::new("git").current_dir(repository.root()).args([
-                "rev-parse",
-                "--short=8",
-                "HEAD",
-            ]))?,
+            commit: commit.to_owned(),
             cpu_seconds: outcome.cpu_seconds,
             executions: outcome.executions,
             edges: outcome.edges,

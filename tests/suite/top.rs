@@ -297,7 +297,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     let stage = Stage::set(&environment);
     let until = stage.shared.path().join("until");
     let program = "import subprocess, sys\n\
-        steady = ['steady.py', '--seconds', '900', '--layers', '4', '--until', sys.argv[1]]\n\
+        steady = ['steady.py', '--seconds', '400', '--layers', '4', '--until', sys.argv[1]]\n\
         sys.exit(subprocess.call([sys.executable, *steady]))\n";
     let mut command = environment.pytorch().command();
     command.env("CUDASIM_SHARED", stage.shared.path());

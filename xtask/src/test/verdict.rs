@@ -9,8 +9,8 @@ use super::skips::{self, Machine};
 /// Failures whose messages are repeated at the end.
 const MAX_SHOWN_FAILURES: usize = 8;
 
-/// Prints the reasons of skips, the messages of failures, and the counts. Fails if a test failed, or was skipped although this
-/// machine can run it.
+/// Prints the reasons of skips, the messages of failures, and the counts. Fails if a test failed, or was skipped
+/// although this machine can run it.
 pub fn judge(report: &Report, machine: &Machine) -> Result<()> {
     let outcome = &report.outcome;
     let mut unexpected = 0;

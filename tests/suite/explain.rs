@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::pages::{ExplainedPage, running_verdict};
 use memprobe_tests::process::Background;
 use serde_json::Value;
@@ -45,10 +46,7 @@ impl Stage {
         if let Some(folder) = self.environment.pytorch().simulated_libraries() {
             command.env("LD_LIBRARY_PATH", folder);
         }
-        // Several tests at once stretch the pause of a reading.
-        command
-            .args(["explain", "--max-pause", "10s"])
-            .args(arguments);
+        command.arg("explain").args(PATIENT).args(arguments);
         Background::start(&mut command).finish().succeeded().stdout
     }
 
@@ -197,7 +195,8 @@ fn files_are_explained_and_other_files_are_refused() {
     let (snapshot, recording) = (path("a.json"), path("trace.json"));
     let pid = leak.pid().to_string();
     let run = |arguments: &[&str]| stage.environment.run(arguments).succeeded();
-    run(&["snapshot", &pid, "--max-pause", "10s", "-o", &snapshot]);
+    let environment = &stage.environment;
+    environment.keep_snapshot(leak.pid(), snapshot.as_ref());
     run(&[
         "record",
         "-o",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use memprobe::report::DocumentFormat;
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
@@ -89,17 +90,8 @@ fn shared(folder: &TempDir) -> PathBuf {
 
 fn document(environment: &TestEnvironment, pid: u32, options: &[&str]) -> Value {
     let pid = pid.to_string();
-    let snapshot = [
-        "snapshot",
-        &pid,
-        "--by",
-        "request",
-        "--format",
-        "json",
-        "--max-pause",
-        "10s",
-    ];
-    let arguments = [&snapshot[..], options].concat();
+    let snapshot = ["snapshot", &pid, "--by", "request", "--format", "json"];
+    let arguments = [&snapshot[..], &PATIENT, options].concat();
     let printed = environment.run(&arguments).succeeded();
     serde_json::from_str(&printed.stdout).expect("JSON")
 }
@@ -312,16 +304,8 @@ fn the_page_and_the_table_show_the_kv_cache() {
     let requests = format!("{} requests", truth.requests.len());
     assert!(page.text.contains(&requests), "{}", page.text);
     insta::assert_snapshot!("page_of_a_server", page.golden());
-    let table = [
-        "snapshot",
-        &pid,
-        "--by",
-        "request",
-        "--limit",
-        "2",
-        "--max-pause",
-        "10s",
-    ];
+    let table = ["snapshot", &pid, "--by", "request", "--limit", "2"];
+    let table = [&table[..], &PATIENT].concat();
     let table = environment.run(&table).succeeded().stdout;
     let hidden = format!("({} other requests: --limit all)", truth.requests.len() - 2);
     assert!(table.contains(&hidden), "{table}");

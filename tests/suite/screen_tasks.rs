@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::terminal::Terminal;
 use tempfile::TempDir;
@@ -131,7 +132,8 @@ impl Stage {
     }
 
     fn attach(&self) -> Terminal {
-        let screen = self.show(&["attach", "--max-pause", "10s", &self.leak.pid().to_string()]);
+        let pid = self.leak.pid().to_string();
+        let screen = self.show(&[&["attach", &pid], &PATIENT[..]].concat());
         screen.wait_for("leak.py:");
         screen
     }
@@ -302,7 +304,7 @@ fn the_graph_has_the_memory_of_the_gpu_and_marks_of_steps_and_readings() {
     );
     full.wait_for("READY");
     let pid = full.pid().to_string();
-    let mut screen = stage.show(&["attach", "--max-pause", "10s", &pid]);
+    let mut screen = stage.show(&[&["attach", &pid], &PATIENT[..]].concat());
     let shown = screen.wait_for("╌╌ GPU 16.0 GiB");
     let top = shown.lines().find(|line| line.contains("16.00 GiB│"));
     assert!(top.is_some_and(|line| line.contains("╌╌╌╌╌╌")), "{shown}");

@@ -10,6 +10,7 @@ use memprobe_tests::cuda_programs::{
 };
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::parse_events;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::{Background, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -68,9 +69,10 @@ impl Stage {
         if let Some(folder) = self.environment.pytorch().simulated_libraries() {
             command.env("LD_LIBRARY_PATH", folder);
         }
-        // Several programs at once stretch the pause of a reading.
         command
-            .args(["watch", "--max-pause", "10s", "--dir"])
+            .arg("watch")
+            .args(PATIENT)
+            .arg("--dir")
             .arg(self.path("dumps"))
             .args(arguments);
         let mut watch = Background::start(&mut command);

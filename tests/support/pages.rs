@@ -10,6 +10,7 @@ use memprobe::report::DocumentFormat;
 use serde_json::Value;
 
 use crate::environment::TestEnvironment;
+use crate::memprobe::PATIENT;
 use crate::process::Background;
 
 /// Owners of memory that a page shows one by one, and measures.
@@ -35,7 +36,7 @@ pub fn explain(
         command.env("LD_LIBRARY_PATH", folder);
     }
     set_driver(&mut command);
-    command.args(["explain", &pid.to_string(), "--max-pause", "10s"]);
+    command.args(["explain", &pid.to_string()]).args(PATIENT);
     let format = match format {
         DocumentFormat::Text => "text",
         DocumentFormat::Json => "json",

@@ -36,6 +36,11 @@ impl Records {
         self.positions.read() >= place.0
     }
 
+    /// Bytes that were read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.positions.read()
+    }
+
     /// Waits until a program wakes the reader. Most records are sent in silence: poll as well.
     pub async fn woken(&self) {
         if let Ok(mut ready) = self.ring.readable().await {

@@ -3,6 +3,7 @@
 mod catching_up;
 mod ended;
 mod gpus;
+mod read_interval;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use hashbrown::HashMap;
 use memprobe_common::{CudaRecord, counter};
 
 use self::ended::EndedProcesses;
+use self::read_interval::{ReadInterval, Urgency};
 use super::budget::{BudgetStep, OverheadBudget};
 use super::gpus::GpuSampler;
 use super::process::{Process, ProcessOrigin};
@@ -29,11 +31,6 @@ use crate::probe::{attaching, heap};
 use crate::process::facts;
 use crate::process::maps::Maps;
 
-/// Polling interval of the ring buffer: the programs do not wake the reader.
-const POLL: Duration = Duration::from_millis(5);
-/// [`POLL`] after [`QUIET`] without records.
-const POLL_QUIET: Duration = Duration::from_millis(50);
-const QUIET: Duration = Duration::from_secs(2);
 /// Interval of checking that processes still exist, in case the record of their end is lost.
 const SWEEP: Duration = Duration::from_millis(250);
 /// Interval of comparing probed functions with the memory of the processes that use them, and of checking whether
@@ -65,7 +62,7 @@ pub(crate) struct HostSession {
     is_drained: bool,
     swept: Instant,
     code_checked: Instant,
-    heard: Instant,
+    interval: ReadInterval,
     /// Dropped last: it holds the programs.
     loader: Loader,
 }
@@ -107,7 +104,7 @@ impl HostSession {
             is_drained: false,
             swept: now,
             code_checked: now,
-            heard: now,
+            interval: ReadInterval::new(ring_bytes, now),
             loader,
         })
     }
@@ -164,11 +161,11 @@ impl HostSession {
 
     pub(crate) async fn wait(&mut self) {
         let now = Instant::now();
-        let poll = if now.duration_since(self.heard) < QUIET {
-            POLL
-        } else {
-            POLL_QUIET
+        let urgency = match self.busy.is_empty() {
+            true => Urgency::None,
+            false => Urgency::Waiting,
         };
+        let poll = self.interval.next(self.records.bytes_read(), urgency, now);
         let looks = self
             .processes
             .values()
@@ -193,7 +190,7 @@ impl HostSession {
         let all = self.records.has_passed(end);
         let now = Instant::now();
         if taken > 0 {
-            self.heard = now;
+            self.interval.heard(now);
         }
         // Before the records are settled: what they leave out must not be taken for known.
         self.emit_losses();

@@ -75,7 +75,7 @@ pub struct FreedCode {
 pub enum PurposeHint {
     None,
     /// The tensor that the thread had started to create.
-    Tensor(Box<ShapeRecord>),
+    Tensor(ShapeRecord),
     /// The thread was creating no tensor; a copy of its stack, return address first.
     Stack(Box<StackCopy>),
 }
@@ -139,7 +139,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let reason = match (shape, kind) {
         ([], _) => PurposeHint::None,
         (shape, MemoryKind::Block | MemoryKind::CpuBlock | MemoryKind::OutOfMemory) => {
-            PurposeHint::Tensor(Box::new(whole(shape)?))
+            PurposeHint::Tensor(whole(shape)?)
         }
         (_, MemoryKind::Backward | MemoryKind::CpuFree) => return Err(Malformed),
     };
@@ -286,7 +286,7 @@ mod tests {
             "it was taken back"
         );
         assert!(!handed_out(512, stack_state::UNREADABLE, PurposeHint::None));
-        let shape = PurposeHint::Tensor(Box::default());
+        let shape = PurposeHint::Tensor(ShapeRecord::default());
         assert!(!handed_out(512, python, shape));
     }
 

@@ -566,9 +566,16 @@ pub struct PurposeIds {
     ids: HashMap<Arc<BlockPurpose>, PurposeId>,
     /// The IDs given so far.
     count: u32,
+    /// Those of them that were forgotten: the first ones.
+    forgotten: u32,
 }
 
 impl PurposeIds {
+    /// True if the purpose of an ID was not forgotten since.
+    pub fn is_known(&self, id: PurposeId) -> bool {
+        id.0 >= PurposeId::FIRST.0.saturating_add(self.forgotten)
+    }
+
     /// Returns the ID of a purpose, and the definition that must precede its use if it is new.
     pub fn intern(&mut self, purpose: BlockPurpose) -> (PurposeId, Option<Arc<BlockPurpose>>) {
         if let Some(id) = self.ids.get(&purpose) {
@@ -582,6 +589,7 @@ impl PurposeIds {
         self.count += 1;
         if self.ids.len() >= BlockPurposes::MOST {
             self.ids.clear();
+            self.forgotten = self.count - 1;
         }
         let purpose = Arc::new(purpose);
         self.ids.insert(Arc::clone(&purpose), id);

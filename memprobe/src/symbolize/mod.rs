@@ -462,7 +462,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     fn use_of(&mut self, record: &MemoryRecord, reason: &PurposeHint) -> PurposeId {
         let (shape, purpose) = match reason {
             PurposeHint::None => (None, None),
-            PurposeHint::Tensor(shape) => (Some(&**shape), None),
+            PurposeHint::Tensor(shape) => (Some(shape), None),
             PurposeHint::Stack(copy) => (None, self.native.purpose(copy)),
         };
         let (id, new) = self.shapes.of(record, shape, purpose);

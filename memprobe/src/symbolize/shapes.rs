@@ -21,7 +21,56 @@ const MAX_MAKING: u64 = 1_000_000_000;
 #[derive(Debug, Default)]
 pub struct PurposeInterner {
     ids: PurposeIds,
+    recent: RecentTensors,
     tensors: WatchedTensors,
+}
+
+/// The purposes of recent tensors, so that the same tensor again is neither checked nor looked up by its sizes. Each has
+/// the slot that its sizes give; a newer one replaces an older one there.
+#[derive(Debug, Default)]
+struct RecentTensors(Vec<RecentTensor>);
+
+#[derive(Clone, Debug)]
+struct RecentTensor {
+    shape: ShapeRecord,
+    /// Bytes of the block.
+    size: u64,
+    id: PurposeId,
+}
+
+impl RecentTensors {
+    const SLOTS: usize = 256;
+
+    fn slot(shape: &ShapeRecord, size: u64) -> usize {
+        let words = shape.sizes.iter().chain([&shape.extent, &size]);
+        let mixed = words.fold(0, |mixed: u64, word| {
+            (mixed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        });
+        // The highest bits of a product depend on all bits of its factors.
+        (mixed >> 56) as usize % Self::SLOTS
+    }
+
+    fn get(&self, shape: &ShapeRecord, size: u64, ids: &PurposeIds) -> Option<PurposeId> {
+        let recent = self.0.get(Self::slot(shape, size))?;
+        let is_it = recent.size == size && recent.shape == *shape;
+        (is_it && ids.is_known(recent.id)).then_some(recent.id)
+    }
+
+    fn keep(&mut self, shape: &ShapeRecord, size: u64, id: PurposeId) {
+        if self.0.is_empty() {
+            let none = RecentTensor {
+                shape: ShapeRecord::default(),
+                size: 0,
+                id: PurposeId::NONE,
+            };
+            self.0.resize(Self::SLOTS, none);
+        }
+        self.0[Self::slot(shape, size)] = RecentTensor {
+            shape: *shape,
+            size,
+            id,
+        };
+    }
 }
 
 /// Times and threads for which probes report every tensor.
@@ -87,11 +136,18 @@ impl PurposeInterner {
         let is_covered = self.tensors.covers(memory.tid, TimeNs(memory.time_ns));
         // Without scratch memory for the thread the kernel's programs recorded no tensor.
         let is_watched = is_covered && memory.stack_state != stack_state::UNREADABLE;
-        let found = shape.map_or(Found::Another, |shape| {
-            check(shape, memory.size.unsigned_abs())
-        });
-        match found {
-            Found::Shape(shape) => self.ids.intern(BlockPurpose::Tensor(shape)),
+        let size = memory.size.unsigned_abs();
+        if let Some(id) = shape.and_then(|shape| self.recent.get(shape, size, &self.ids)) {
+            return (id, None);
+        }
+        match shape.map_or(Found::Another, |shape| check(shape, size)) {
+            Found::Shape(spec) => {
+                let (id, new) = self.ids.intern(BlockPurpose::Tensor(spec));
+                if let Some(shape) = shape {
+                    self.recent.keep(shape, size, id);
+                }
+                (id, new)
+            }
             Found::Unknown => (PurposeId::NONE, None),
             Found::Another if is_watched => match purpose {
                 Some(purpose) => self.ids.intern(BlockPurpose::Other(purpose)),
@@ -147,6 +203,7 @@ mod tests {
     use memprobe_common::DEVICE_TYPE_CUDA;
 
     use super::*;
+    use crate::event::BlockPurposes;
 
     const FLOAT32: u8 = 6;
 
@@ -253,6 +310,34 @@ mod tests {
         );
         let (other, defined) = shapes.of(&block(3, 512), Some(&dense(&[4])), None);
         assert!(other != first && defined.is_some());
+    }
+
+    #[test]
+    fn a_recent_shape_in_a_block_of_another_size_is_checked_anew() {
+        let mut shapes = PurposeInterner::default();
+        let of = |shapes: &mut PurposeInterner, size| {
+            let block = block(1, size);
+            shapes.of(&block, Some(&dense(&[3, 33])), None).0
+        };
+        let first = of(&mut shapes, 512);
+        assert_eq!(of(&mut shapes, 512), first);
+        assert_eq!(of(&mut shapes, 21 << 20), PurposeId::NONE);
+        assert_eq!(of(&mut shapes, 512), first);
+    }
+
+    #[test]
+    fn a_recent_shape_that_was_forgotten_is_defined_anew() {
+        let mut shapes = PurposeInterner::default();
+        let mut of = |width| shapes.of(&block(1, 1 << 20), Some(&dense(&[width])), None);
+        let (first, _) = of(1);
+        for width in 2..=BlockPurposes::MOST as u64 {
+            assert!(of(width).1.is_some());
+        }
+        assert_eq!(of(1), (first, None));
+        assert!(of(BlockPurposes::MOST as u64 + 1).1.is_some());
+        let (again, defined) = of(1);
+        assert!(again > first && defined.is_some());
+        assert_eq!(of(1), (again, None));
     }
 
     #[test]

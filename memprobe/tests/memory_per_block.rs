@@ -1,4 +1,4 @@
-//! Memory that `attach` takes for each live block, counted by an allocator.
+//! Memory that `attach` takes for each live block and for each iteration, counted by an allocator.
 
 mod counting_allocator;
 
@@ -16,6 +16,9 @@ use memprobe::ledger::{Analysis as _, CopySize as _, Ledger};
 /// Live blocks. A power of two fills every vector to its capacity: memory beyond the length of a vector is not
 /// resident.
 const BLOCKS: u64 = 1 << 16;
+
+/// Iterations of a training loop; of these too every vector is full.
+const ITERATIONS: u64 = 1 << 14;
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const SIZE: u64 = 512;
@@ -153,8 +156,14 @@ fn trained(iterations: u64) -> Screen {
 
 /// A single test, so that no other one allocates meanwhile.
 #[test]
-fn a_million_live_blocks_take_100_megabytes_and_copies_what_is_estimated() {
-    assert_copy_is_as_estimated(&trained(20_000));
+fn a_million_live_blocks_take_100_megabytes_an_iteration_1_kb_and_copies_what_is_estimated() {
+    let counter = counting_allocator::Counter::start();
+    let screen = trained(ITERATIONS);
+    let bytes = counter.memory().allocated / ITERATIONS as usize;
+    println!("{bytes} bytes an iteration");
+    assert!(bytes <= 1000);
+    assert_copy_is_as_estimated(&screen);
+    drop(screen);
 
     let leaked = (0..BLOCKS).map(|number| memory(Action::Alloc, number, (number + 1) * SIZE));
     assert!(bytes_per_block(leaked) <= 100);

@@ -184,7 +184,7 @@ impl Iterations {
 }
 
 fn did_anything(interval: &StepInterval) -> bool {
-    interval.devices.values().any(|device| device.allocs > 0)
+    interval.devices.iter().any(|(_, device)| device.allocs > 0)
 }
 
 /// True if a step interval begins an iteration; `count` training intervals came before it.
@@ -303,7 +303,7 @@ impl Rows {
             backwards: interval.backwards,
             epoch: epoch.map(|epoch| epoch.number),
             intervals: interval.first..=interval.last,
-            devices: interval.devices.into_iter().collect(),
+            devices: interval.devices.into_vec(),
         });
         if self.done.len() > self.most {
             self.done.pop_front();

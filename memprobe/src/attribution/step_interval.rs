@@ -1,7 +1,7 @@
 //! Step intervals: the time between two marks of PyTorch (or hits of a line), from which iterations are
 //! built.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::category::Composition;
@@ -73,6 +73,43 @@ pub struct IntervalDevice {
     pub(super) interval: u64,
 }
 
+/// Devices of an interval, in the order of their index. A program of 100,000 iterations keeps as many of these, so that
+/// each has room for its own devices only: a node of a `BTreeMap` has room for 11.
+#[derive(Clone, Debug, Default)]
+pub(super) struct IntervalDevices(Vec<(DeviceIndex, IntervalDevice)>);
+
+impl IntervalDevices {
+    fn place(&self, index: DeviceIndex) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&index, |(known, _)| *known)
+    }
+
+    fn get(&self, index: DeviceIndex) -> Option<&IntervalDevice> {
+        self.place(index).ok().map(|at| &self.0[at].1)
+    }
+
+    fn get_mut(&mut self, index: DeviceIndex) -> Option<&mut IntervalDevice> {
+        let at = self.place(index).ok()?;
+        Some(&mut self.0[at].1)
+    }
+
+    fn get_or_default(&mut self, index: DeviceIndex) -> &mut IntervalDevice {
+        let at = self.place(index).unwrap_or_else(|at| {
+            self.0.reserve_exact(1);
+            self.0.insert(at, (index, IntervalDevice::default()));
+            at
+        });
+        &mut self.0[at].1
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(DeviceIndex, IntervalDevice)> {
+        self.0.iter()
+    }
+
+    pub(super) fn into_vec(self) -> Vec<(DeviceIndex, IntervalDevice)> {
+        self.0
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum IntervalKind {
     /// From the start to the first pass, batch, `zero_grad()` or hit of the user's line.
@@ -97,7 +134,7 @@ pub(super) struct StepInterval {
     /// backward pass.
     pub(super) key: Option<u32>,
     pub(super) epoch: Option<Epoch>,
-    pub(super) devices: BTreeMap<DeviceIndex, IntervalDevice>,
+    pub(super) devices: IntervalDevices,
 }
 
 impl StepInterval {
@@ -108,8 +145,8 @@ impl StepInterval {
         self.backwards = self.backwards.saturating_add(next.backwards);
         self.key = next.key.or(self.key);
         self.epoch = self.epoch.or(next.epoch);
-        for (index, device) in &next.devices {
-            let own = self.devices.entry(*index).or_default();
+        for (index, device) in next.devices.iter() {
+            let own = self.devices.get_or_default(*index);
             if !own.peak.is_above(&device.peak) {
                 own.peak.clone_from(&device.peak);
                 own.interval = device.interval;
@@ -164,7 +201,7 @@ impl StepIntervals {
     }
 
     pub(super) fn start(&mut self, time: TimeNs) {
-        if self.done.is_empty() && self.current.devices.is_empty() {
+        if self.done.is_empty() && self.current.devices.0.is_empty() {
             (self.current.begin, self.current.end) = (time, time);
         }
     }
@@ -176,7 +213,7 @@ impl StepIntervals {
         now: &Moment,
         allocated: Option<Bytes>,
     ) -> bool {
-        let device = self.current.devices.entry(index).or_default();
+        let device = self.current.devices.get_or_default(index);
         let is_highest = !device.peak.is_above(now);
         if is_highest {
             device.peak.clone_from(now);
@@ -202,7 +239,7 @@ impl StepIntervals {
         let recent = self.done.iter_mut().rev().take(STILL_OPEN);
         let recent = recent.map(Arc::make_mut);
         for interval in recent.chain([&mut self.current]) {
-            if let Some(device) = interval.devices.get_mut(&index) {
+            if let Some(device) = interval.devices.get_mut(index) {
                 device.peak.revise(revision);
             }
         }
@@ -225,14 +262,14 @@ impl StepIntervals {
         };
         // Peaks are in the order of their events, as are the intervals.
         for interval in &mut self.done {
-            let exchange = interval.devices.get(&index).and_then(&mut exchanged);
+            let exchange = interval.devices.get(index).and_then(&mut exchanged);
             if let Some((taken, added)) = exchange
-                && let Some(device) = Arc::make_mut(interval).devices.get_mut(&index)
+                && let Some(device) = Arc::make_mut(interval).devices.get_mut(index)
             {
                 device.peak.composition.exchange(&taken, &added);
             }
         }
-        if let Some(device) = self.current.devices.get_mut(&index)
+        if let Some(device) = self.current.devices.get_mut(index)
             && let Some((taken, added)) = exchanged(device)
         {
             device.peak.composition.exchange(&taken, &added);
@@ -243,7 +280,7 @@ impl StepIntervals {
     pub(super) fn name_past(&mut self, index: DeviceIndex, blocks: &Composition) {
         let done = self.done.iter_mut().map(Arc::make_mut);
         for interval in done.chain([&mut self.current]) {
-            if let Some(device) = interval.devices.get_mut(&index) {
+            if let Some(device) = interval.devices.get_mut(index) {
                 device.peak.name(blocks);
             }
         }
@@ -395,7 +432,8 @@ impl StepIntervals {
             last: number,
             begin: self.current.end,
             end: self.current.end,
-            devices: devices.collect(),
+            // The moments come from a map of devices.
+            devices: IntervalDevices(devices.collect()),
             ..StepInterval::default()
         };
         let mut done = std::mem::replace(&mut self.current, next);

@@ -110,6 +110,15 @@ impl AllocationNumbers {
         self.live.get(block).map(|index| index.index())
     }
 
+    /// Gives the allocations the numbers in `numbers`, by their present ones. Those that live have one.
+    fn renumber(&mut self, numbers: &[Option<u32>]) {
+        self.next = numbers.iter().flatten().count();
+        for live in self.live.values_mut() {
+            let number = numbers.get(live.index()).copied().flatten();
+            *live = CompactIndex::of(number.map_or(self.next, |it| it as usize));
+        }
+    }
+
     fn begin(&mut self, block: BlockId) -> Option<usize> {
         let number = (self.next < MAX_ALLOCATIONS).then_some(self.next)?;
         self.next += 1;
@@ -183,6 +192,25 @@ impl AllocationHistory {
                 self.allocations[index].category = rule.map(|rule| rule.category());
             }
         }
+    }
+
+    /// Forgets ended allocations that are not needed. The others get new indices, in the same order.
+    pub fn forget_ended(&mut self, is_needed: impl Fn(&Allocation) -> bool) {
+        let mut kept = 0;
+        let mut indices = Vec::with_capacity(self.allocations.len());
+        self.allocations.retain(|allocation| {
+            let is_kept = allocation.ended == EventNumber::END || is_needed(allocation);
+            indices.push(is_kept.then_some(kept));
+            kept += u32::from(is_kept);
+            is_kept
+        });
+        self.numbers.renumber(&indices);
+        let labels = std::mem::take(&mut self.labels).into_iter();
+        let labels = labels.filter_map(|(index, label)| {
+            let index = indices.get(index as usize).copied().flatten()?;
+            Some((index, label))
+        });
+        self.labels = labels.collect();
     }
 
     fn begin(&mut self, id: BlockId, event: &MemoryEvent, ledger: &Ledger) {

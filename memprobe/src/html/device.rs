@@ -7,9 +7,10 @@
 use serde::Serialize;
 
 use super::columns::{ColumnPlace, Columns, PageColumn};
-use super::history::{DeviceEvents, SegmentSpan};
+use super::history::SegmentSpan;
 use super::replay::PageReplay;
 use super::tables::{BEFORE, TableBuilder};
+use super::window::HeldEvents;
 use crate::attribution::allocations::{Allocation, EventNumber};
 use crate::attribution::category::Category;
 use crate::attribution::segments::SegmentExtent;
@@ -25,23 +26,6 @@ pub(super) const NO_CATEGORY: u64 = Category::ALL.len() as u64;
 
 /// Unit of addresses and sizes of the caching allocator (`kMinBlockSize`, c10/core/AllocatorConfig.h@v2.9.0).
 const BLOCK: u64 = 512;
-
-/// Events of a device that a page holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct EventWindow {
-    pub first: usize,
-    pub end: usize,
-}
-
-impl EventWindow {
-    /// The newest `most` of `all` events, or others around `moment` if that is earlier.
-    pub(super) fn of(all: usize, moment: usize, most: usize) -> Self {
-        let newest = all.saturating_sub(most);
-        let first = newest.min(moment.saturating_sub(most / 2));
-        let end = all.min(first.saturating_add(most));
-        Self { first, end }
-    }
-}
 
 #[derive(Debug, Serialize)]
 pub(super) struct DeviceColumns {
@@ -72,12 +56,11 @@ pub(super) struct DeviceColumns {
 pub(super) struct DeviceWriter<'a, 'b> {
     pub replay: &'a PageReplay,
     pub device: DeviceIndex,
-    pub events: &'a DeviceEvents,
-    pub window: EventWindow,
+    pub events: &'a HeldEvents,
     pub tables: &'b mut TableBuilder<'a>,
 }
 
-/// An allocation in the numbering of the window.
+/// An allocation in the numbering of the held events.
 struct PlacedAllocation<'a> {
     index: usize,
     allocation: &'a Allocation,
@@ -104,7 +87,7 @@ impl<'a> DeviceWriter<'a, '_> {
         ] = allocations;
         let (segment, segments, pools) = self.write_segments(columns);
         DeviceColumns {
-            events: self.window.end - self.window.first,
+            events: self.events.samples.len(),
             allocations: placed.len(),
             segments,
             unit,
@@ -125,31 +108,20 @@ impl<'a> DeviceWriter<'a, '_> {
         }
     }
 
-    /// Index in the window of the first event with a number of at least `number`.
-    fn place(&self, number: EventNumber) -> usize {
-        let numbers = &self.events.numbers;
-        let at = numbers.partition_point(|known| *known < number);
-        at.clamp(self.window.first, self.window.end) - self.window.first
-    }
-
-    /// Allocations that are live at some event of the window, in the order of their begin.
+    /// Allocations that are live at some held event, in the order of their begin.
     fn placed(&self) -> Vec<PlacedAllocation<'a>> {
-        let numbers = &self.events.numbers;
-        let Some(last) = self
-            .window
-            .end
-            .checked_sub(1)
-            .and_then(|at| numbers.get(at))
-        else {
+        let samples = &self.events.samples;
+        let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
             return Vec::new();
         };
         let all = self.replay.history.allocations.allocations().iter();
         let of_device = all.enumerate().filter(|(_, it)| it.device == self.device);
-        let begun = of_device.filter(|(_, it)| it.born <= *last);
-        let end = self.window.end - self.window.first;
+        let begun = of_device.filter(|(_, it)| it.born <= last.number);
+        let end = samples.len();
         let placed = begun.filter_map(|(index, allocation)| {
-            let (born, ended) = (self.place(allocation.born), self.place(allocation.ended()));
-            let is_gone = allocation.ended() <= numbers[self.window.first];
+            let born = self.events.place(allocation.born);
+            let ended = self.events.place(allocation.ended());
+            let is_gone = allocation.ended() <= first.number;
             (!is_gone && (ended > born || ended == end)).then_some(PlacedAllocation {
                 index,
                 allocation,
@@ -165,7 +137,7 @@ impl<'a> DeviceWriter<'a, '_> {
         placed: &[PlacedAllocation<'_>],
         columns: &mut Columns,
     ) -> [ColumnPlace; 4] {
-        let samples = &self.events.samples[self.window.first..self.window.end];
+        let samples = &self.events.samples;
         let mut changes = vec![[0_i64; 2]; samples.len()];
         for it in placed {
             let bytes = it.allocation.size.0.cast_signed();
@@ -253,7 +225,8 @@ impl<'a> DeviceWriter<'a, '_> {
         let mut column = PageColumn::default();
         let mut count = 0;
         for span in spans.unwrap_or(&none) {
-            let (begin, end) = (self.place(next(span.begin)), self.place(next(span.end)));
+            let begin = self.events.place(next(span.begin));
+            let end = self.events.place(next(span.end));
             if begin >= end {
                 continue;
             }
@@ -303,20 +276,4 @@ fn unit(placed: &[PlacedAllocation<'_>]) -> u64 {
 /// Microseconds since the start of the recording.
 pub(super) fn microseconds(time: TimeNs, start: TimeNs) -> u64 {
     time.0.saturating_sub(start.0) / 1000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_window_holds_the_newest_events_or_those_around_the_moment() {
-        let window = |all, moment| EventWindow::of(all, moment, 100);
-        let of = |first, end| EventWindow { first, end };
-        assert_eq!(window(0, 0), of(0, 0));
-        assert_eq!(window(80, 3), of(0, 80));
-        assert_eq!(window(1000, 990), of(900, 1000));
-        assert_eq!(window(1000, 500), of(450, 550));
-        assert_eq!(window(1000, 10), of(0, 100));
-    }
 }

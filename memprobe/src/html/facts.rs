@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::columns::Columns;
-use super::device::{DeviceColumns, DeviceWriter, EventWindow, MAX_EVENTS, microseconds};
-use super::history::{DeviceEvents, RefusedRequest};
+use super::device::{DeviceColumns, DeviceWriter, microseconds};
 use super::replay::PageReplay;
 use super::tables::{PageTables, TableBuilder};
+use super::window::{HeldEvents, RefusedRequest};
 use super::{PageOptions, PagePaths};
 use crate::attribution::category::Category;
 use crate::attribution::growth::{Growth, GrowthRetainer, StepUnit, Suspect};
@@ -46,8 +46,8 @@ struct CategoryFacts {
 pub(super) struct DevicePageFacts {
     pub name: String,
     /// Events of the device in the recording, and before the first one in the page.
-    all_events: usize,
-    first_event: usize,
+    pub all_events: usize,
+    pub first_event: usize,
     pub columns: DeviceColumns,
     pub failed: Vec<FailedFacts>,
     iterations: Vec<IterationFacts>,
@@ -165,33 +165,30 @@ impl DevicePageFacts {
     fn of<'a>(
         replay: &'a PageReplay,
         device: DeviceIndex,
-        events: &'a DeviceEvents,
+        events: &'a HeldEvents,
         builder: &mut TableBuilder<'a>,
         columns: &mut Columns,
     ) -> Self {
-        let window = EventWindow::of(events.samples.len(), moment(events), MAX_EVENTS);
         let explained = replay.explanation.devices.iter();
         let explained = explained.clone().find(|it| it.index == device);
         let mut writer = DeviceWriter {
             replay,
             device,
             events,
-            window,
             tables: builder,
         };
         let written = writer.write(columns);
         let failed = events.failed.iter();
         let failed: Vec<FailedFacts> = failed
-            .filter(|it| (window.first..window.end).contains(&it.event))
-            .map(|it| failed_request(replay, events, window, it, builder))
+            .map(|it| failed_request(replay, events, it, builder))
             .collect();
         Self {
             name: device.to_string(),
-            all_events: events.samples.len(),
-            first_event: window.first,
+            all_events: events.all,
+            first_event: events.first,
             columns: written,
             failed,
-            iterations: iterations(replay, device, events, window),
+            iterations: iterations(replay, device, events),
             growth: explained.and_then(|it| growth(it, &builder.names)),
             segments_unread: replay.segments.unread.as_deref().map(clean),
         }
@@ -242,17 +239,6 @@ pub(super) const fn colour_of(part: PartId) -> &'static str {
     }
 }
 
-/// Event that a page opens at: the last failed request, or the peak.
-pub(super) fn moment(events: &DeviceEvents) -> usize {
-    if let Some(failed) = events.failed.last() {
-        return failed.event;
-    }
-    let samples = events.samples.iter().enumerate();
-    // Of equal peaks the first.
-    let peak = samples.max_by_key(|(at, sample)| (sample.allocated, std::cmp::Reverse(*at)));
-    peak.map_or(0, |(at, _)| at)
-}
-
 fn categories() -> Vec<CategoryFacts> {
     let categories = Category::ALL.iter().map(|category| CategoryFacts {
         key: category.key(),
@@ -263,23 +249,23 @@ fn categories() -> Vec<CategoryFacts> {
 
 fn failed_request(
     replay: &PageReplay,
-    events: &DeviceEvents,
-    window: EventWindow,
+    events: &HeldEvents,
     failed: &RefusedRequest,
     builder: &mut TableBuilder<'_>,
 ) -> FailedFacts {
     let line = builder.line(replay.ledger.site(failed.stack, Grouping::User));
     let stack = replay.ledger.stack(failed.stack);
+    let event = failed.event - events.first;
     FailedFacts {
-        event: failed.event - window.first,
+        event,
         size: failed.size.0,
         line,
         stack: named_stack(stack, MAX_FRAMES, |frame| builder.names.frame(frame)),
-        totals: totals_at(events, failed.event),
+        totals: totals_at(events, event),
     }
 }
 
-fn totals_at(events: &DeviceEvents, event: usize) -> Totals {
+fn totals_at(events: &HeldEvents, event: usize) -> Totals {
     let sample = events.samples.get(event);
     sample.map_or(Totals::default(), |it| {
         Totals::of(it.allocated, it.reserved)
@@ -289,12 +275,11 @@ fn totals_at(events: &DeviceEvents, event: usize) -> Totals {
 fn iterations(
     replay: &PageReplay,
     device: DeviceIndex,
-    events: &DeviceEvents,
-    window: EventWindow,
+    events: &HeldEvents,
 ) -> Vec<IterationFacts> {
     let Iterations { rows, .. } = &replay.iterations;
     let start = replay.recording.snapshot.started;
-    let samples = &events.samples[window.first..window.end];
+    let samples = &events.samples;
     let facts = rows.iter().filter_map(|row| {
         let first = samples.partition_point(|sample| sample.time < row.begin);
         let end = samples.partition_point(|sample| sample.time <= row.end);

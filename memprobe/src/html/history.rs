@@ -2,51 +2,66 @@
 
 use std::collections::BTreeMap;
 
+use super::window::{DeviceEvents, EventSample, HeldEvents};
 use crate::attribution::AttributionLedger;
 use crate::attribution::PeakAnalysis;
 use crate::attribution::allocations::{AllocationHistory, EventNumber};
 use crate::attribution::segments::{SegmentExtent, SegmentLedger};
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::{Analysis, Change, Ledger, StackRef};
+use crate::event::{Action, Address, DeviceIndex, Event};
+use crate::ledger::{Analysis, Change, Ledger};
 
 /// Cap on segments of all devices over time.
 const MAX_SEGMENTS: usize = 1 << 18;
 
-/// Cap on failed requests.
-const MAX_FAILED: usize = 1 << 12;
-
-/// Allocations, and the totals of their devices after each event.
-#[derive(Debug, Default)]
+/// Allocations, and the totals of their devices after each event, as far as a page shows them.
+#[derive(Debug)]
 pub(super) struct PageHistory {
+    allocations: AllocationHistory,
+    devices: BTreeMap<DeviceIndex, DeviceEvents>,
+    /// Most events of a device in a page.
+    most: usize,
+    /// Number of allocations at which those that a page does not show are forgotten.
+    limit: usize,
+}
+
+/// The history that a page shows.
+#[derive(Debug)]
+pub(super) struct HeldHistory {
     pub allocations: AllocationHistory,
-    pub devices: BTreeMap<DeviceIndex, DeviceEvents>,
+    pub devices: BTreeMap<DeviceIndex, HeldEvents>,
 }
 
-/// Events of one device, in order.
-#[derive(Debug, Default)]
-pub(super) struct DeviceEvents {
-    /// Number of each event among those of all devices.
-    pub numbers: Vec<EventNumber>,
-    pub samples: Vec<EventSample>,
-    pub failed: Vec<RefusedRequest>,
-}
+impl PageHistory {
+    /// Keeps what a page of at most `most` events of each device needs.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            allocations: AllocationHistory::default(),
+            devices: BTreeMap::new(),
+            most,
+            limit: most,
+        }
+    }
 
-/// State of a device after an event.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct EventSample {
-    pub time: TimeNs,
-    pub allocated: u64,
-    pub reserved: u64,
-    pub before_attach: u64,
-}
+    /// Ends the replay.
+    pub(super) fn finish(mut self, ledger: &Ledger, categories: &AttributionLedger) -> HeldHistory {
+        self.forget();
+        self.allocations.finish(ledger, categories);
+        let devices = self.devices.into_iter();
+        HeldHistory {
+            allocations: self.allocations,
+            devices: devices.map(|(device, it)| (device, it.finish())).collect(),
+        }
+    }
 
-/// A request that ended in an out-of-memory error.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RefusedRequest {
-    /// Index among the events of its device.
-    pub event: usize,
-    pub size: Bytes,
-    pub stack: StackRef,
+    /// Forgets the allocations that no page shows any more.
+    fn forget(&mut self) {
+        let devices = &self.devices;
+        self.allocations.forget_ended(|allocation| {
+            let device = devices.get(&allocation.device);
+            device.is_none_or(|device| device.may_show(allocation))
+        });
+        self.limit = self.most.max(2 * self.allocations.allocations().len());
+    }
 }
 
 impl PeakAnalysis for PageHistory {
@@ -62,23 +77,23 @@ impl PeakAnalysis for PageHistory {
         let Some((device, sample)) = ledger.moment(event) else {
             return;
         };
-        let events = self.devices.entry(device).or_default();
-        if memory.action == Action::OutOfMemory && events.failed.len() < MAX_FAILED {
-            events.failed.push(RefusedRequest {
-                event: events.samples.len(),
-                size: memory.size,
-                stack: ledger.stack_ref(memory.stack),
-            });
+        let most = self.most;
+        let events = self.devices.entry(device);
+        let events = events.or_insert_with(|| DeviceEvents::new(most));
+        if memory.action == Action::OutOfMemory {
+            events.refuse(memory.size, ledger.stack_ref(memory.stack));
         }
-        events.numbers.push(self.allocations.events());
-        let last = events.samples.last().map(|sample| sample.time);
-        events.samples.push(EventSample {
-            // Threads may report out of order by microseconds; the axis of time is monotonic.
-            time: sample.time.max(last.unwrap_or_default()),
+        events.push(EventSample {
+            number: self.allocations.events(),
+            time: sample.time,
             allocated: sample.totals.allocated.0,
             reserved: sample.totals.reserved.0,
             before_attach: sample.before_attach.0,
         });
+        // Whenever their number has doubled.
+        if self.allocations.allocations().len() >= self.limit {
+            self.forget();
+        }
     }
 }
 

@@ -16,6 +16,7 @@ mod static_page;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::AtomicU64;
@@ -26,6 +27,7 @@ use crate::report::ReportError;
 pub use annotated::write_annotated_page;
 pub use ranks::write_rank_page;
 
+use device::MAX_EVENTS;
 use facts::PageFacts;
 use replay::PageReplay;
 
@@ -59,7 +61,8 @@ pub fn write_page<R: BufRead>(
     progress: &AtomicU64,
     out: &mut impl Write,
 ) -> Result<Vec<String>, ReportError> {
-    let replay = PageReplay::run(reader, options.file, options.iteration.clone(), progress)?;
+    let line = options.iteration.clone();
+    let replay = PageReplay::run(reader, options.file, line, MAX_EVENTS, progress)?;
     let (facts, columns) = PageFacts::of(&replay, options);
     page::write(&replay, &facts, &columns, options, out)?;
     out.flush()?;

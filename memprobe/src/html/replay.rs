@@ -3,7 +3,7 @@
 use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::history::{PageHistory, SegmentSpans};
+use super::history::{HeldHistory, PageHistory, SegmentSpans};
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::iterations::{IterationLine, Iterations};
 use crate::attribution::peak::PeakLedger;
@@ -20,20 +20,21 @@ pub(super) struct PageReplay {
     pub explanation: Explanation,
     pub ledger: Ledger,
     pub categories: AttributionLedger,
-    pub history: PageHistory,
+    pub history: HeldHistory,
     pub segments: SegmentSpans,
     pub iterations: Iterations,
 }
 
 impl PageReplay {
-    /// Replays a whole recording, `file`; counts its events in `progress`.
+    /// Replays a whole recording, `file`; counts its events in `progress`. Keeps at most `most` events of a device.
     pub(super) fn run<R: BufRead>(
         mut reader: Reader<R>,
         file: &str,
         line: Option<IterationLine>,
+        most: usize,
         progress: &AtomicU64,
     ) -> Result<Self, RecordingError> {
-        let table = (PeakLedger::new(Grouping::User), PageHistory::default());
+        let table = (PeakLedger::new(Grouping::User), PageHistory::new(most));
         let with_categories = WithCategories {
             categories: AttributionLedger::new(line.clone()),
             table,
@@ -51,8 +52,8 @@ impl PageReplay {
         let recording = RecordingReplay::of(&mut replay, &reader, Grouping::User);
         let AnalyzedLedger { ledger, analyses } = replay;
         let (WithCategories { categories, table }, (growth, (segments, failure))) = analyses;
-        let (peaks, mut history) = table;
-        history.allocations.finish(&ledger, &categories);
+        let (peaks, history) = table;
+        let history = history.finish(&ledger, &categories);
         let evidence = RecordingEvidence {
             replay: &recording,
             peaks: &peaks,

@@ -7,8 +7,10 @@ use super::device::{DeviceColumns, NO_CATEGORY};
 use super::facts::PageFacts;
 use super::replay::PageReplay;
 use super::*;
-use crate::attribution::allocation_groups::samples::{learning, learning_for, retained_by_losses};
-use crate::event::{Action, DeviceIndex, Event, Target};
+use crate::attribution::allocation_groups::samples::{
+    called, learning, learning_for, retained_by_losses,
+};
+use crate::event::{DeviceIndex, Event, Target};
 use crate::ledger::Ledger;
 use crate::recording::generated::any_stream;
 use crate::recording::samples::{compact_recording, late_attach, recording, story};
@@ -28,10 +30,15 @@ fn options(paths: PagePaths) -> PageOptions<'static> {
 }
 
 fn facts_of(events: &[Event]) -> (PageReplay, PageFacts, Columns) {
+    facts_within(events, MAX_EVENTS)
+}
+
+/// Like [`facts_of`], for a page of at most `most` events of each device.
+fn facts_within(events: &[Event], most: usize) -> (PageReplay, PageFacts, Columns) {
     let file = compact_recording(events);
     let reader = Reader::new(&file[..]).expect("a recording");
     let progress = AtomicU64::new(0);
-    let replay = PageReplay::run(reader, "trace.mprb", None, &progress).expect("replayed");
+    let replay = PageReplay::run(reader, "trace.mprb", None, most, &progress).expect("replayed");
     let (facts, columns) = PageFacts::of(&replay, &options(PagePaths::Whole));
     (replay, facts, columns)
 }
@@ -170,7 +177,8 @@ fn a_failed_request_is_the_moment_of_the_page() {
     std::fs::write(file.path(), compact_recording(&story())).expect("written");
     let reader = || Reader::open(file.path()).expect("a recording");
     let progress = AtomicU64::new(0);
-    let replay = PageReplay::run(reader(), "trace.mprb", None, &progress).expect("replayed");
+    let replay =
+        PageReplay::run(reader(), "trace.mprb", None, MAX_EVENTS, &progress).expect("replayed");
     let explained = explain_recording(reader(), "trace.mprb").expect("an explanation");
     assert_eq!(replay.explanation.verdict(), explained.verdict());
     let of_page = &replay.explanation.devices[0];
@@ -241,34 +249,62 @@ fn a_redacted_page_has_no_command_and_no_folder() {
     );
 }
 
+/// Compares a page of at most `most` events of each device with the page of all events. Returns the held events.
+fn compare_with_whole_page(events: &[Event], most: usize) -> usize {
+    let (_, whole, all) = facts_of(events);
+    let (_, facts, columns) = facts_within(events, most);
+    let mut events = 0;
+    for (part, whole) in facts.devices.iter().zip(&whole.devices) {
+        assert_eq!(part.all_events, whole.columns.events);
+        assert_eq!(part.columns.events, most.min(part.all_events));
+        let held = Rebuilt::of(&columns, &part.columns);
+        let complete = Rebuilt::of(&all, &whole.columns);
+        for event in 0..part.columns.events {
+            let there = part.first_event + event;
+            assert_eq!(held.allocated[event], complete.allocated[there]);
+            assert_eq!(held.reserved[event], complete.reserved[there]);
+            assert_eq!(held.before[event], complete.before[there]);
+            assert_eq!(held.live_at(event), complete.live_at(there));
+        }
+        events += part.columns.events;
+    }
+    events
+}
+
 #[test]
-fn events_beyond_the_limit_leave_the_newest_with_the_same_sums() {
+fn events_beyond_the_limit_leave_those_around_the_moment_with_the_same_sums() {
     let events = learning().events;
-    let (replay, _, _) = facts_of(&events);
-    let (device, all) = replay.history.devices.iter().next().expect("a device");
-    let mut tables = super::tables::TableBuilder::new(&replay, PagePaths::Whole);
-    let whole = all.samples.len();
-    let mut columns = Columns::default();
-    let window = super::device::EventWindow::of(whole, whole - 1, whole / 2);
-    let written = super::device::DeviceWriter {
-        replay: &replay,
-        device: *device,
-        events: all,
-        window,
-        tables: &mut tables,
+    let all = compare_with_whole_page(&events, MAX_EVENTS);
+    for most in [all / 2, all / 7, 5, 1] {
+        assert!(compare_with_whole_page(&events, most) < all);
     }
-    .write(&mut columns);
-    let rebuilt = Rebuilt::of(&columns, &written);
-    let (_, facts, every) = facts_of(&events);
-    let complete = Rebuilt::of(&every, &facts.devices[0].columns);
-    assert_eq!(written.events, whole / 2);
-    for event in 0..written.events {
-        let there = window.first + event;
-        assert_eq!(rebuilt.allocated[event], complete.allocated[there]);
-        assert_eq!(rebuilt.before[event], complete.before[there]);
-        assert_eq!(rebuilt.live_at(event), complete.live_at(there));
+    compare_with_whole_page(&late_attach(), 7);
+}
+
+#[test]
+fn labels_and_categories_stay_with_their_allocations_when_others_are_forgotten() {
+    let mut program = learning();
+    program.read(|_| Some(retained_by_losses(3, None)));
+    let stack = program.stack(called(7, "net"));
+    for _ in 0..100 {
+        let addr = program.alloc(stack, 512);
+        program.free(addr);
     }
-    let is_alloc =
-        |event: &&Event| matches!(event, Event::Memory(it) if it.action == Action::Alloc);
-    assert!(written.allocations < events.iter().filter(is_alloc).count());
+    let (whole, _, _) = facts_of(&program.events);
+    let (part, _, _) = facts_within(&program.events, 20);
+    let named = |replay: &PageReplay| {
+        let history = &replay.history.allocations;
+        let all = history.allocations().iter().enumerate();
+        let named = all.filter_map(|(index, allocation)| {
+            let label = history.label(index)?.clone();
+            Some((*allocation, label))
+        });
+        named.collect::<Vec<_>>()
+    };
+    let (all, held) = (named(&whole), named(&part));
+    assert!(
+        part.history.allocations.allocations().len()
+            < whole.history.allocations.allocations().len()
+    );
+    assert!(!held.is_empty() && held.iter().all(|it| all.contains(it)));
 }

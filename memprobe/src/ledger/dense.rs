@@ -78,6 +78,10 @@ impl<K: Dense, V> DenseMap<K, V> {
         self.values.get_mut(key.index())?.take()
     }
 
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.values.iter_mut().flatten()
+    }
+
     /// Bytes of its table, without what its values point to.
     pub fn bytes(&self) -> u64 {
         (self.values.len() * size_of::<Option<V>>()) as u64

@@ -27,12 +27,14 @@ const ENTRIES: u64 = 1_000_000;
 const ATTACHING: Duration = Duration::from_secs(30);
 
 /// Ways to read the recording: the row's name, and the arguments before and after the file.
-const READINGS: [(&str, &[&str], &[&str]); 7] = [
+const READINGS: [(&str, &[&str], &[&str]); 9] = [
     ("report", &["report"], &["--limit", "30"]),
     ("report --by peak", &["report"], &["--by", "peak"]),
     ("report --by category", &["report"], &["--by", "category"]),
     ("report --by iteration", &["report"], &["--by", "iteration"]),
+    ("report --html", &["report"], &["--html"]),
     ("export to pprof", &["export"], &["--at", "peak", "-o"]),
+    ("export to Parquet", &["export"], &["-o"]),
     ("export to memory_viz", &["export"], &["-o"]),
     ("export to CSV", &["export"], &["-o"]),
 ];
@@ -40,7 +42,9 @@ const READINGS: [(&str, &[&str], &[&str]); 7] = [
 /// Ending of an export's file.
 fn ending(name: &str) -> Option<&'static str> {
     match name {
+        "report --html" => Some("html"),
         "export to pprof" => Some("pb.gz"),
+        "export to Parquet" => Some("parquet"),
         "export to memory_viz" => Some("pickle"),
         "export to CSV" => Some("csv"),
         _ => None,

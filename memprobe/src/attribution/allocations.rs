@@ -196,13 +196,13 @@ impl AllocationHistory {
 
     /// Forgets ended allocations that are not needed. The others get new indices, in the same order.
     pub fn forget_ended(&mut self, is_needed: impl Fn(&Allocation) -> bool) {
-        let mut kept = 0;
+        let mut next = 0;
         let mut indices = Vec::with_capacity(self.allocations.len());
         self.allocations.retain(|allocation| {
-            let is_kept = allocation.ended == EventNumber::END || is_needed(allocation);
-            indices.push(is_kept.then_some(kept));
-            kept += u32::from(is_kept);
-            is_kept
+            let stays = allocation.ended == EventNumber::END || is_needed(allocation);
+            indices.push(stays.then_some(next));
+            next += u32::from(stays);
+            stays
         });
         self.numbers.renumber(&indices);
         let labels = std::mem::take(&mut self.labels).into_iter();

@@ -566,7 +566,7 @@ pub struct PurposeIds {
     ids: HashMap<Arc<BlockPurpose>, PurposeId>,
     /// The IDs given so far.
     count: u32,
-    /// Those of them that were forgotten: the first ones.
+    /// The number of the first IDs that were forgotten.
     forgotten: u32,
 }
 

@@ -302,9 +302,11 @@ fn labels_and_categories_stay_with_their_allocations_when_others_are_forgotten()
         named.collect::<Vec<_>>()
     };
     let (all, held) = (named(&whole), named(&part));
-    assert!(
-        part.history.allocations.allocations().len()
-            < whole.history.allocations.allocations().len()
-    );
-    assert!(!held.is_empty() && held.iter().all(|it| all.contains(it)));
+    assert!(!all.is_empty());
+    assert_eq!(held, all);
+    // 20 events may be kept twice, the newest and those around the moment; each begins or ends one allocation.
+    let count = |replay: &PageReplay| replay.history.allocations.allocations().len();
+    let live = part.ledger.blocks().count();
+    assert!(count(&whole) >= 100 + live);
+    assert!(count(&part) <= 40 + live, "{}", count(&part));
 }

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use memprobe_common::{CudaRecord, counter};
 
 use self::ended::EndedProcesses;
-use self::read_interval::{ReadInterval, Urgency};
+use self::read_interval::{ReadInterval, ReadNeed};
 use super::budget::{BudgetStep, OverheadBudget};
 use super::gpus::GpuSampler;
 use super::process::{Process, ProcessOrigin};
@@ -161,11 +161,11 @@ impl HostSession {
 
     pub(crate) async fn wait(&mut self) {
         let now = Instant::now();
-        let urgency = match self.busy.is_empty() {
-            true => Urgency::None,
-            false => Urgency::Waiting,
+        let need = match self.busy.is_empty() {
+            true => ReadNeed::None,
+            false => ReadNeed::Waiting,
         };
-        let poll = self.interval.next(self.records.bytes_read(), urgency, now);
+        let poll = self.interval.next(self.records.bytes_read(), need, now);
         let looks = self
             .processes
             .values()

@@ -17,7 +17,7 @@ const BURST: u64 = 400 << 20;
 
 /// Needs of the reader beside the present rate of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Urgency {
+pub(super) enum ReadNeed {
     /// A process waits for a record, or for a reading of its memory.
     Waiting,
     None,
@@ -50,13 +50,13 @@ impl ReadInterval {
     }
 
     /// Time to the next reading. `read` are the bytes that were read so far.
-    pub(super) fn next(&mut self, read: u64, urgency: Urgency, now: Instant) -> Duration {
+    pub(super) fn next(&mut self, read: u64, need: ReadNeed, now: Instant) -> Duration {
         let bytes = read.saturating_sub(std::mem::replace(&mut self.read, read));
         let elapsed = now.duration_since(std::mem::replace(&mut self.since, now));
         if now.duration_since(self.heard) >= QUIET {
             return LONGEST_QUIET;
         }
-        if urgency == Urgency::Waiting {
+        if need == ReadNeed::Waiting {
             return SHORTEST;
         }
         let longest = time_of(self.ring_bytes, BURST).clamp(SHORTEST, LONGEST);
@@ -82,32 +82,32 @@ mod tests {
     const RING: u32 = 8 << 20;
 
     /// Interval after 20 ms in which so many bytes came.
-    fn after(bytes: u64, urgency: Urgency) -> Duration {
+    fn after(bytes: u64, need: ReadNeed) -> Duration {
         let start = Instant::now();
         let mut interval = ReadInterval::new(RING, start);
         let now = start + Duration::from_millis(20);
         interval.heard(now);
-        interval.next(bytes, urgency, now)
+        interval.next(bytes, need, now)
     }
 
     #[test]
     fn a_steady_program_is_read_every_20_ms() {
-        assert_eq!(after(100_000, Urgency::None), LONGEST);
-        assert_eq!(after(0, Urgency::None), LONGEST);
+        assert_eq!(after(100_000, ReadNeed::None), LONGEST);
+        assert_eq!(after(0, ReadNeed::None), LONGEST);
     }
 
     #[test]
     fn records_that_would_fill_the_ring_buffer_are_read_more_often() {
         // An eighth of the buffer in 20 ms: a thirty-second in 5.
-        assert_eq!(after(1 << 20, Urgency::None), SHORTEST);
-        let between = after(400_000, Urgency::None);
+        assert_eq!(after(1 << 20, ReadNeed::None), SHORTEST);
+        let between = after(400_000, ReadNeed::None);
         assert!(SHORTEST < between && between < LONGEST, "{between:?}");
-        assert_eq!(after(u64::MAX, Urgency::None), SHORTEST);
+        assert_eq!(after(u64::MAX, ReadNeed::None), SHORTEST);
     }
 
     #[test]
     fn a_waiting_process_is_read_often() {
-        assert_eq!(after(0, Urgency::Waiting), SHORTEST);
+        assert_eq!(after(0, ReadNeed::Waiting), SHORTEST);
     }
 
     #[test]
@@ -115,18 +115,18 @@ mod tests {
         let start = Instant::now();
         let mut interval = ReadInterval::new(4 << 20, start);
         assert_eq!(
-            interval.next(0, Urgency::None, start),
+            interval.next(0, ReadNeed::None, start),
             Duration::from_millis(10)
         );
         let mut interval = ReadInterval::new(4096, start);
-        assert_eq!(interval.next(0, Urgency::None, start), SHORTEST);
+        assert_eq!(interval.next(0, ReadNeed::None, start), SHORTEST);
     }
 
     #[test]
     fn a_silent_program_is_read_seldom_even_while_something_waits() {
         let start = Instant::now();
         let mut interval = ReadInterval::new(RING, start);
-        let next = interval.next(0, Urgency::Waiting, start + QUIET);
+        let next = interval.next(0, ReadNeed::Waiting, start + QUIET);
         assert_eq!(next, LONGEST_QUIET);
     }
 }

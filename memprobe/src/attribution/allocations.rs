@@ -110,12 +110,13 @@ impl AllocationNumbers {
         self.live.get(block).map(|index| index.index())
     }
 
-    /// Gives the allocations the numbers in `numbers`, by their present ones. Those that live have one.
+    /// Gives the allocations the numbers in `numbers`, by their present ones. Every live one must have one there.
     fn renumber(&mut self, numbers: &[Option<u32>]) {
         self.next = numbers.iter().flatten().count();
         for live in self.live.values_mut() {
-            let number = numbers.get(live.index()).copied().flatten();
-            *live = CompactIndex::of(number.map_or(self.next, |it| it as usize));
+            if let Some(Some(number)) = numbers.get(live.index()) {
+                *live = CompactIndex::of(*number as usize);
+            }
         }
     }
 

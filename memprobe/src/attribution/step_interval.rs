@@ -432,7 +432,7 @@ impl StepIntervals {
             last: number,
             begin: self.current.end,
             end: self.current.end,
-            // The moments come from a map of devices.
+            // In the order of their index: the moments come from a map.
             devices: IntervalDevices(devices.collect()),
             ..StepInterval::default()
         };

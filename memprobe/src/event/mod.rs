@@ -566,7 +566,7 @@ pub struct PurposeIds {
     ids: HashMap<Arc<BlockPurpose>, PurposeId>,
     /// The IDs given so far.
     count: u32,
-    /// The number of the first IDs that were forgotten.
+    /// IDs whose purpose was forgotten: so many of the first ones.
     forgotten: u32,
 }
 

@@ -78,6 +78,7 @@ impl<K: Dense, V> DenseMap<K, V> {
         self.values.get_mut(key.index())?.take()
     }
 
+    /// Values in the order of their keys.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.values.iter_mut().flatten()
     }

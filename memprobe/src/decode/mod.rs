@@ -90,6 +90,15 @@ pub struct StackCopy {
     pub bytes: Vec<u8>,
 }
 
+impl StackCopy {
+    /// Returns the word at an address; `None` if the copy does not have all of it.
+    pub fn word_at(&self, address: u64) -> Option<u64> {
+        let at = usize::try_from(address.checked_sub(self.address)?).ok()?;
+        let word = self.bytes.get(at..)?.first_chunk();
+        word.copied().map(u64::from_ne_bytes)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     /// The caching allocator handed out a block or took it back.

@@ -34,7 +34,7 @@ use crate::torch::module_calls::{ModuleCalls, NameModules};
 
 use cpu::CpuAllocatorTotals;
 use cuda::{Call, CallerKind, CudaResolver};
-use native::{NativeCode, Unwound};
+use native::{NativeCode, NativeStack};
 use nodes::Nodes;
 use readings::{Readings, SegmentClaim, TimedReading};
 use segments::{Owner, Segments, event_of};
@@ -97,7 +97,7 @@ enum CudaCaller {
     /// The direct caller, if the record carries no stack copy.
     From(Frame),
     /// The native stack, unwound from the copy that the kernel programs take of a thread without Python.
-    Native(Unwound),
+    Native(NativeStack),
 }
 
 impl CudaCaller {

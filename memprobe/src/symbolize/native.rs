@@ -6,6 +6,7 @@
 
 mod callers;
 mod lines;
+mod unwind;
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,20 +15,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blazesym::symbolize::Symbolizer;
-use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
-use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder as _};
+use gimli::UnwindContext;
 use hashbrown::HashMap;
 use memprobe_common::MAX_FRAMES;
 use rustix::fs::{major, minor};
 
 use self::lines::LineSource;
+use self::unwind::{FrameCaller, FrameRule, Registers, UnwindTable};
 use crate::decode::StackCopy;
 use crate::event::{Frame, Tgid};
 use crate::process::elf::{ElfImage, FunctionNames};
 use crate::process::maps::{MappedFile, Maps};
 use crate::torch::purpose::Caller;
 
-/// The most addresses in the cache of names.
+/// The most addresses in the caches of names and of unwind rules.
 const REMEMBERED: usize = 65_536;
 
 /// The shortest time between two reads of the mappings because of unknown addresses.
@@ -49,9 +50,15 @@ pub struct NativeCode {
     symbolizer: Option<Symbolizer>,
     frames: HashMap<u64, Arc<[Frame]>>,
     callers: HashMap<u64, Caller>,
-    unwinder: UnwinderX86_64<Vec<u8>>,
-    cache: CacheX86_64,
-    tables: u64,
+    /// The rules of return addresses, for those that lie in a library.
+    rules: HashMap<u64, Option<LibraryRule>>,
+    context: UnwindContext<usize>,
+}
+
+#[derive(Clone)]
+struct LibraryRule {
+    library: usize,
+    rule: FrameRule,
 }
 
 #[derive(Clone, Copy)]
@@ -65,22 +72,16 @@ struct Library {
     path: Arc<str>,
     /// Kept open, so that it can be read after the process is gone.
     file: Option<File>,
-    unwinds: Unwinds,
+    /// The outer `None`: not read yet; the inner one: it has none, or one that is too large.
+    unwind_table: Option<Option<UnwindTable>>,
     /// A copy of a file with source lines. The outer `None`: not looked for yet; the inner one: it has none.
     lines: Option<Option<LineSource>>,
     /// The functions by address. The outer `None`: not read yet; the inner one: they cannot be read.
     functions: Option<Option<FunctionNames>>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unwinds {
-    NotYetTried,
-    Yes,
-    No,
-}
-
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unwound {
+pub struct NativeStack {
     /// Innermost first.
     pub frames: Vec<Frame>,
     /// True if callers may be missing.
@@ -97,9 +98,8 @@ impl NativeCode {
             symbolizer: None,
             frames: HashMap::new(),
             callers: HashMap::new(),
-            unwinder: UnwinderX86_64::new(),
-            cache: CacheX86_64::new(),
-            tables: 0,
+            rules: HashMap::new(),
+            context: UnwindContext::new(),
         }
     }
 
@@ -110,7 +110,7 @@ impl NativeCode {
         first.unwrap_or_else(|| nowhere(return_address))
     }
 
-    pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
+    pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> NativeStack {
         let mut frames = Vec::new();
         let mut truncated = self.walk(return_address, copy, |code, address| {
             frames.extend(code.frames_at(address).iter().cloned());
@@ -118,7 +118,7 @@ impl NativeCode {
         });
         truncated |= frames.len() > MAX_FRAMES;
         frames.truncate(MAX_FRAMES);
-        Unwound { frames, truncated }
+        NativeStack { frames, truncated }
     }
 
     /// Unwinds from a call outwards and passes each return address to `visit`, until `visit` returns false.
@@ -129,28 +129,22 @@ impl NativeCode {
         copy: &StackCopy,
         mut visit: impl FnMut(&mut Self, u64) -> bool,
     ) -> bool {
-        let mut registers = UnwindRegsX86_64::new(return_address, copy.address, copy.frame_pointer);
-        let mut read = |address: u64| {
-            let at = address.checked_sub(copy.address).ok_or(())?;
-            let at = usize::try_from(at).map_err(drop)?;
-            let word = copy.bytes.get(at..).and_then(|rest| rest.first_chunk());
-            word.copied().map(u64::from_ne_bytes).ok_or(())
-        };
+        let mut registers = Registers::of(copy);
         let mut address = return_address;
-        loop {
-            // Without tables, unwinding would be a guess.
-            let followed = visit(self, address) && self.can_unwind(address);
-            let returns = FrameAddress::from_return_address(address);
-            let (true, Some(returns)) = (followed, returns) else {
-                return true;
-            };
-            let (unwinder, cache) = (&self.unwinder, &mut self.cache);
-            address = match unwinder.unwind_frame(returns, &mut registers, cache, &mut read) {
-                Ok(Some(caller)) => caller,
-                Ok(None) => return false,
-                Err(_) => return true,
-            };
+        while visit(self, address) {
+            let caller = self.rule_of(address).map(|LibraryRule { library, rule }| {
+                let table = self.libraries[library].unwind_table();
+                table.map_or(FrameCaller::Unknown, |table| {
+                    rule.unwind(table, &mut registers, copy)
+                })
+            });
+            match caller {
+                Some(FrameCaller::At(caller)) => address = caller,
+                Some(FrameCaller::Outermost) => return false,
+                Some(FrameCaller::Unknown) | None => return true,
+            }
         }
+        true
     }
 
     /// Returns the frames before a return address, the innermost inlined function first.
@@ -225,9 +219,7 @@ impl NativeCode {
         self.code.clear();
         self.frames.clear();
         self.callers.clear();
-        self.unwinder = UnwinderX86_64::new();
-        self.cache = CacheX86_64::new();
-        self.tables = 0;
+        self.rules.clear();
         for mapped in maps.files() {
             if !mapped.is_executable() {
                 continue;
@@ -242,15 +234,20 @@ impl NativeCode {
             let known = before.iter_mut().find(|library| {
                 (library.mapped.dev, library.mapped.inode) == (mapped.dev, mapped.inode)
             });
-            let (file, lines, functions) = known.map_or((None, None, None), |library| {
-                let lines = library.lines.take();
-                (library.file.take(), lines, library.functions.take())
-            });
+            let (file, lines, functions, unwind_table) = match known {
+                Some(library) => {
+                    let same_place = library.mapped.mappings == mapped.mappings;
+                    let unwind_table = library.unwind_table.take().filter(|_| same_place);
+                    let (lines, functions) = (library.lines.take(), library.functions.take());
+                    (library.file.take(), lines, functions, unwind_table)
+                }
+                None => (None, None, None, None),
+            };
             self.libraries.push(Library {
                 path: mapped.path.to_string_lossy().into(),
                 file,
                 mapped,
-                unwinds: Unwinds::NotYetTried,
+                unwind_table,
                 lines,
                 functions,
             });
@@ -258,22 +255,37 @@ impl NativeCode {
         self.code.sort_by_key(|(range, _)| range.start);
     }
 
-    /// True if there are unwind tables for the code of a call that returns to `return_address`.
-    fn can_unwind(&mut self, return_address: u64) -> bool {
-        let Some((place, _)) = self.place_of(return_address.wrapping_sub(1)) else {
-            return false;
-        };
-        let library = &mut self.libraries[place.library];
-        if library.unwinds == Unwinds::NotYetTried {
-            library.unwinds = Unwinds::No;
-            let limit = ALL_TABLES.saturating_sub(self.tables).min(LARGEST_TABLES);
-            if let Some((module, bytes)) = library.module(self.tgid, limit) {
-                self.tables += bytes;
-                self.unwinder.add_module(module);
-                library.unwinds = Unwinds::Yes;
-            }
+    /// Returns the unwind rule of a call that returns to `return_address`; `None` if there is none, or it cannot be
+    /// read.
+    fn rule_of(&mut self, return_address: u64) -> Option<LibraryRule> {
+        if let Some(rule) = self.rules.get(&return_address) {
+            return rule.clone();
         }
-        library.unwinds == Unwinds::Yes
+        let address = return_address.wrapping_sub(1);
+        let (CodeOrigin { library, .. }, _) = self.place_of(address)?;
+        self.read_unwind_table(library);
+        let table = self.libraries[library].unwind_table();
+        let rule = table.and_then(|table| table.rule_at(address, &mut self.context));
+        let rule = rule.map(|rule| LibraryRule { library, rule });
+        if self.rules.len() >= REMEMBERED {
+            self.rules.clear();
+        }
+        self.rules.insert(return_address, rule.clone());
+        rule
+    }
+
+    fn read_unwind_table(&mut self, library: usize) {
+        if self.libraries[library].unwind_table.is_some() {
+            return;
+        }
+        let tables = self.libraries.iter().filter_map(Library::unwind_table);
+        let read: u64 = tables.map(UnwindTable::bytes).sum();
+        let limit = ALL_TABLES.saturating_sub(read).min(LARGEST_TABLES);
+        let library = &mut self.libraries[library];
+        let image = library.image(self.tgid);
+        let table =
+            image.and_then(|image| UnwindTable::of(&image, &library.mapped.mappings, limit));
+        library.unwind_table = Some(table);
     }
 }
 
@@ -315,30 +327,8 @@ impl Library {
         same.then(|| File::open(&self.mapped.path).ok()).flatten()
     }
 
-    /// Returns the unwinder's module for the library, and the size of its tables in bytes.
-    fn module(&mut self, tgid: Tgid, room: u64) -> Option<(Module<Vec<u8>>, u64)> {
-        let image = self.image(tgid)?;
-        let bias = image.load_bias(&self.mapped.mappings)?;
-        let (frames_at, frames) = image.section_contents(".eh_frame", room)?;
-        let header = image.section_contents(".eh_frame_hdr", room);
-        let (header_at, header) = header.unzip();
-        let text = image.section(".text");
-        let text = text.map(|text| text.vaddr..text.vaddr.saturating_add(text.size));
-        let bytes = frames.len() + header.as_ref().map_or(0, Vec::len);
-        let sections = ExplicitModuleSectionInfo {
-            base_svma: 0,
-            text_svma: text,
-            eh_frame_svma: Some(frames_at),
-            eh_frame: Some(frames),
-            eh_frame_hdr_svma: header_at,
-            eh_frame_hdr: header,
-            ..ExplicitModuleSectionInfo::default()
-        };
-        let first = self.mapped.mappings.first()?;
-        let last = self.mapped.mappings.last()?;
-        let range = first.start..last.end;
-        let module = Module::new(self.path.to_string(), range, bias, sections);
-        Some((module, bytes as u64))
+    fn unwind_table(&self) -> Option<&UnwindTable> {
+        self.unwind_table.as_ref()?.as_ref()
     }
 }
 
@@ -437,11 +427,11 @@ mod tests {
         };
         let mut code = here();
         let address = *wild as *const () as u64 + 2;
-        let Unwound { frames, truncated } = code.unwind(address, &copy);
+        let NativeStack { frames, truncated } = code.unwind(address, &copy);
         assert!(truncated, "{frames:?}");
         let names = frames.iter().map(|frame| &*frame.function);
         assert_eq!(names.collect::<Vec<_>>(), ["wild"]);
-        assert!(code.can_unwind(address), "its table was not read");
+        assert!(code.rule_of(address).is_some(), "its table was not read");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::decode::FreedCode;
 use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, StackKind};
 use crate::process::memory::{PartialMemory, ReadMemory};
 use crate::python::{CodeCache, FoundCode, Resolved};
-use crate::symbolize::native::Unwound;
+use crate::symbolize::native::NativeStack;
 use crate::torch::module_calls::{CHECKS, Innermost, ModuleCalls, PendingModule};
 
 /// The most distinct stacks; further ones count as lost.
@@ -275,7 +275,7 @@ impl<M: ReadMemory> Stacks<M> {
         Some(interned)
     }
 
-    pub fn native(&mut self, unwound: &Unwound) -> Interned {
+    pub fn native(&mut self, unwound: &NativeStack) -> Interned {
         let (frames, truncated) = (unwound.frames.clone(), unwound.truncated);
         self.intern_or_none(Stack::new(StackKind::Native, frames, truncated))
     }

@@ -1,0 +1,274 @@
+//! The caller of a native frame by the unwind tables (`.eh_frame`) of its library.
+//!
+//! Only the tables are followed. Where none covers an address, or the copy of the stack lacks a value that a rule
+//! needs, the caller is unknown: following the frame pointer instead would name a function that may not have called.
+//! Formats: DWARF 5, section 6.4; Linux Standard Base Core 5.0, sections 10.6.1 and 10.6.2; for the registers System V
+//! ABI, AMD64 supplement 1.0, section 3.6.2.
+
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, Evaluation,
+    EvaluationResult, FrameDescriptionEntry, LittleEndian, ParsedEhFrameHdr, Register,
+    RegisterRule, UnwindContext, UnwindExpression, UnwindSection as _, Value, X86_64,
+};
+
+use crate::decode::StackCopy;
+use crate::process::elf::ElfImage;
+use crate::process::maps::Mapping;
+
+/// The largest table that is used without its search table (`.eh_frame_hdr`), in bytes: it is read from its start
+/// for each address.
+const LARGEST_UNSORTED: usize = 16 << 20;
+
+/// The most operations of an expression, which may contain loops. Those of glibc and GCC have fewer than 20.
+const MOST_OPERATIONS: u32 = 256;
+
+/// The size of a register and of an address, in bytes.
+const WORD: u8 = 8;
+
+type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+
+/// The unwind table of a mapped library.
+pub struct UnwindTable {
+    entries: Vec<u8>,
+    search: Option<Vec<u8>>,
+    bases: BaseAddresses,
+    /// The (wrapping) difference between addresses in the process and in the file.
+    bias: u64,
+}
+
+/// The caller of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameCaller {
+    /// The return address; after a signal handler, the address behind the first byte of the interrupted instruction.
+    At(u64),
+    /// The table says that the frame has no caller: a thread begins with it.
+    Outermost,
+    Unknown,
+}
+
+/// The registers of a frame that its caller's follow from.
+#[derive(Clone, Copy, Debug)]
+pub struct Registers {
+    stack_pointer: u64,
+    /// `None` if a table does not say where it was saved, or the copy of the stack ends before.
+    frame_pointer: Option<u64>,
+}
+
+/// The rule by which the caller of a frame is found.
+#[derive(Clone, Debug)]
+pub enum FrameRule {
+    Outermost,
+    Caller(CallerRule),
+}
+
+#[derive(Clone, Debug)]
+pub struct CallerRule {
+    /// The canonical frame address: the stack pointer of the caller before its call.
+    frame_address: CfaRule<usize>,
+    return_address: RegisterRule<usize>,
+    frame_pointer: RegisterRule<usize>,
+    encoding: Encoding,
+    /// A signal interrupted the caller, which called nothing.
+    is_signal: bool,
+}
+
+impl UnwindTable {
+    /// Reads the table of a library with these mappings; `None` if it has none, or one of more than `most` bytes.
+    pub fn of(image: &ElfImage, mappings: &[Mapping], most: u64) -> Option<Self> {
+        let bias = image.load_bias(mappings)?;
+        let (addresses, entries) = image.section_contents(".eh_frame", most)?;
+        let left = most.saturating_sub(entries.len() as u64);
+        let search = image.section_contents(".eh_frame_hdr", left);
+        let mut bases = BaseAddresses::default().set_eh_frame(addresses.start);
+        if let Some((addresses, _)) = &search {
+            bases = bases.set_eh_frame_hdr(addresses.start);
+        }
+        if let Some(text) = image.section(".text") {
+            bases = bases.set_text(text.vaddr);
+        }
+        let search = search.map(|(_, bytes)| bytes);
+        Some(Self {
+            entries,
+            search,
+            bases,
+            bias,
+        })
+    }
+
+    /// Returns the memory that the table takes, in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.entries.len() + self.search.as_ref().map_or(0, Vec::len)) as u64
+    }
+
+    /// Returns the rule for a frame whose code is at `address` in the process, which is within its call instruction;
+    /// `None` if the table has none.
+    pub fn rule_at(&self, address: u64, context: &mut UnwindContext<usize>) -> Option<FrameRule> {
+        let address = address.wrapping_sub(self.bias);
+        let section = self.section();
+        let entry = self.entry_of(&section, address)?;
+        let row = entry.unwind_info_for_address(&section, &self.bases, context, address);
+        let row = row.ok()?;
+        // A register without a rule that a callee must preserve has its caller's value.
+        let frame_pointer = row.register(X86_64::RBP);
+        let frame_pointer = frame_pointer.unwrap_or(RegisterRule::SameValue);
+        let return_address = match row.register(X86_64::RA)? {
+            RegisterRule::Undefined => return Some(FrameRule::Outermost),
+            saved => saved,
+        };
+        Some(FrameRule::Caller(CallerRule {
+            frame_address: row.cfa().clone(),
+            return_address,
+            frame_pointer,
+            encoding: entry.cie().encoding(),
+            is_signal: entry.is_signal_trampoline(),
+        }))
+    }
+
+    fn section(&self) -> EhFrame<Bytes<'_>> {
+        EhFrame::new(&self.entries, LittleEndian)
+    }
+
+    /// Returns the entry of the function that contains an address of the file.
+    fn entry_of<'a>(
+        &self,
+        section: &EhFrame<Bytes<'a>>,
+        address: u64,
+    ) -> Option<FrameDescriptionEntry<Bytes<'a>>> {
+        let get = EhFrame::cie_from_offset;
+        let header = self.search.as_deref();
+        let header = header.map(|bytes| EhFrameHdr::new(bytes, LittleEndian));
+        let header = header.and_then(|header| header.parse(&self.bases, WORD).ok());
+        let entry = match header.as_ref().and_then(ParsedEhFrameHdr::table) {
+            Some(table) => {
+                let at = table.lookup(address, &self.bases).ok()?;
+                let at = table.pointer_to_offset(at).ok()?;
+                section.fde_from_offset(&self.bases, at, get)
+            }
+            None if self.entries.len() <= LARGEST_UNSORTED => {
+                section.fde_for_address(&self.bases, address, get)
+            }
+            None => return None,
+        };
+        entry.ok().filter(|entry| entry.contains(address))
+    }
+}
+
+impl FrameRule {
+    /// Finds the caller of the frame with these registers, which become the caller's. `table` is the rule's.
+    pub fn unwind(
+        &self,
+        table: &UnwindTable,
+        registers: &mut Registers,
+        stack: &StackCopy,
+    ) -> FrameCaller {
+        let Self::Caller(rule) = self else {
+            return FrameCaller::Outermost;
+        };
+        let frame = Frame {
+            rule,
+            table,
+            registers,
+            stack,
+        };
+        let Some((address, caller)) = frame.caller() else {
+            return FrameCaller::Unknown;
+        };
+        *registers = caller;
+        FrameCaller::At(address)
+    }
+}
+
+impl Registers {
+    /// Returns the registers of the frame that the copy begins in.
+    pub fn of(stack: &StackCopy) -> Self {
+        Self {
+            stack_pointer: stack.address,
+            frame_pointer: Some(stack.frame_pointer),
+        }
+    }
+
+    fn get(&self, register: Register) -> Option<u64> {
+        match register {
+            X86_64::RSP => Some(self.stack_pointer),
+            X86_64::RBP => self.frame_pointer,
+            _ => None,
+        }
+    }
+}
+
+/// A frame, with all that its caller is found by.
+struct Frame<'a> {
+    rule: &'a CallerRule,
+    table: &'a UnwindTable,
+    registers: &'a Registers,
+    stack: &'a StackCopy,
+}
+
+impl Frame<'_> {
+    /// Returns the return address and the caller's registers.
+    fn caller(&self) -> Option<(u64, Registers)> {
+        let end = match self.rule.frame_address {
+            CfaRule::RegisterAndOffset { register, offset } => {
+                self.registers.get(register)?.checked_add_signed(offset)?
+            }
+            CfaRule::Expression(expression) => self.evaluate(expression, None)?,
+        };
+        // Stacks grow downwards, so that unwinding ends.
+        if end <= self.registers.stack_pointer {
+            return None;
+        }
+        let address = self.saved(&self.rule.return_address, end, None)?;
+        let address = address.checked_add(u64::from(self.rule.is_signal))?;
+        let before = self.registers.frame_pointer;
+        let caller = Registers {
+            stack_pointer: end,
+            frame_pointer: self.saved(&self.rule.frame_pointer, end, before),
+        };
+        // A thread's first frame may have a return address of zero.
+        (address != 0).then_some((address, caller))
+    }
+
+    /// Returns the caller's value of a register, which has the value `now` in this frame. `end` is the frame's
+    /// canonical address.
+    fn saved(&self, rule: &RegisterRule<usize>, end: u64, now: Option<u64>) -> Option<u64> {
+        match *rule {
+            RegisterRule::SameValue => now,
+            RegisterRule::Offset(offset) => self.stack.word_at(end.checked_add_signed(offset)?),
+            RegisterRule::ValOffset(offset) => end.checked_add_signed(offset),
+            RegisterRule::Register(other) => self.registers.get(other),
+            RegisterRule::Expression(place) => self.stack.word_at(self.evaluate(place, Some(end))?),
+            RegisterRule::ValExpression(value) => self.evaluate(value, Some(end)),
+            RegisterRule::Constant(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Evaluates an expression of the table, with `first` on its stack.
+    fn evaluate(&self, expression: UnwindExpression<usize>, first: Option<u64>) -> Option<u64> {
+        let expression = expression.get(&self.table.section()).ok()?;
+        let mut evaluation = Evaluation::new(expression.0, self.rule.encoding);
+        evaluation.set_max_iterations(MOST_OPERATIONS);
+        if let Some(first) = first {
+            evaluation.set_initial_value(first);
+        }
+        let mut needed = evaluation.evaluate().ok()?;
+        loop {
+            needed = match needed {
+                EvaluationResult::Complete => break,
+                EvaluationResult::RequiresRegister { register, .. } => {
+                    let value = Value::Generic(self.registers.get(register)?);
+                    evaluation.resume_with_register(value).ok()?
+                }
+                EvaluationResult::RequiresMemory { address, size, .. } if size == WORD => {
+                    let value = Value::Generic(self.stack.word_at(address)?);
+                    evaluation.resume_with_memory(value).ok()?
+                }
+                _ => return None,
+            };
+        }
+        evaluation.value_result()?.to_u64(u64::MAX).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

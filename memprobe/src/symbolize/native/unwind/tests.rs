@@ -152,7 +152,7 @@ impl Captured {
             caller: [0; 128],
             bytes: bytes.as_mut_ptr(),
         };
-        // SAFETY: the function is that of the source; it writes a structure of this layout, and the bytes.
+        // SAFETY: the source defines the function; it writes a structure of this layout, and the bytes.
         unsafe {
             let function = library.get::<extern "C" fn(*mut Capture)>(function.as_bytes());
             function.expect("exported")(&raw mut head);

@@ -132,16 +132,16 @@ impl NativeCode {
         let mut registers = Registers::of(copy);
         let mut address = return_address;
         while visit(self, address) {
-            let caller = self.rule_of(address).map(|LibraryRule { library, rule }| {
-                let table = self.libraries[library].unwind_table();
-                table.map_or(FrameCaller::Unknown, |table| {
-                    rule.unwind(table, &mut registers, copy)
-                })
-            });
-            match caller {
-                Some(FrameCaller::At(caller)) => address = caller,
-                Some(FrameCaller::Outermost) => return false,
-                Some(FrameCaller::Unknown) | None => return true,
+            let Some(LibraryRule { library, rule }) = self.rule_of(address) else {
+                return true;
+            };
+            let Some(table) = self.libraries[library].unwind_table() else {
+                return true;
+            };
+            match rule.unwind(table, &mut registers, copy) {
+                FrameCaller::At(caller) => address = caller,
+                FrameCaller::Outermost => return false,
+                FrameCaller::Unknown => return true,
             }
         }
         true

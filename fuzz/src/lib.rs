@@ -11,6 +11,7 @@ pub mod pytorch;
 mod recording;
 mod records;
 mod stack;
+pub mod unwind;
 
 /// Environment variable with the name of the reader to fuzz.
 pub const READER_VARIABLE: &str = "MEMPROBE_FUZZ_READER";
@@ -25,7 +26,7 @@ pub struct Reader {
 }
 
 /// All readers.
-pub const READERS: [Reader; 12] = [
+pub const READERS: [Reader; 13] = [
     Reader {
         name: "records",
         inputs: "records",
@@ -65,6 +66,11 @@ pub const READERS: [Reader; 12] = [
         name: "stack",
         inputs: "stack",
         read: stack::read,
+    },
+    Reader {
+        name: "unwind",
+        inputs: "unwind",
+        read: unwind::read,
     },
     Reader {
         name: "heap",

@@ -6,6 +6,7 @@ use std::path::Path;
 use memprobe::python::heap::capture::CaptureMode;
 use memprobe_fuzz::READERS;
 use memprobe_fuzz::pytorch::{graph_of, tables_of};
+use memprobe_fuzz::unwind::callers_of;
 
 /// Longest input that is also read cut at every length, in bytes.
 const SHORT: usize = 512;
@@ -58,5 +59,15 @@ fn inputs_of_a_real_pytorch_are_read_as_its_objects() {
         let tables = tables_of(&input).unwrap_or_else(|| panic!("{name}"));
         assert!(tables.blocks.len() >= 6, "{name}: {tables:?}");
         assert!(tables.is_consistent(), "{name}: {tables:?}");
+    }
+}
+
+#[test]
+fn inputs_of_real_libraries_have_callers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/unwind");
+    for (name, least) in [("library", 1), ("frames", 2)] {
+        let input = fs::read(folder.join(name)).expect("read");
+        let callers = callers_of(&input).expect("an input");
+        assert!(callers.len() >= least, "{name}: {callers:x?}");
     }
 }

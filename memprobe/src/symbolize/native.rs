@@ -6,7 +6,7 @@
 
 mod callers;
 mod lines;
-mod unwind;
+pub mod unwind;
 
 use std::fs::File;
 use std::ops::Range;

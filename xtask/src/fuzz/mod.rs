@@ -24,7 +24,7 @@ struct FuzzReader {
     input: &'static str,
 }
 
-const READERS: [FuzzReader; 12] = [
+const READERS: [FuzzReader; 13] = [
     reader("records", "records", "records of the kernel programs"),
     reader("recording", "recording", "recordings in both formats"),
     reader(
@@ -41,6 +41,11 @@ const READERS: [FuzzReader; 12] = [
     reader("pickle", "pickle", "PyTorch's snapshots"),
     reader("elf", "elf", "libraries and programs of a process"),
     reader("stack", "stack", "copied native stacks, to unwind"),
+    reader(
+        "unwind",
+        "unwind",
+        "unwind tables of a library, and a stack",
+    ),
     reader(
         "heap",
         "heap",
@@ -80,7 +85,7 @@ const MAX_MIB: u32 = 2048;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The reader: records, recording, columns, curve, replay, pickle, elf, stack, heap, classes, tensors or allocator; each
+    /// The reader: records, recording, columns, curve, replay, pickle, elf, stack, unwind, heap, classes, tensors or allocator; each
     /// in turn if none is named
     reader: Option<String>,
     /// Duration of each reader's run, in minutes

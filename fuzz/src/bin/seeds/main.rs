@@ -3,6 +3,7 @@
 //!
 //! Usage: `seeds RECORDING ELF PYTHON... [-- PYTHON_WITH_PYTORCH...]`, as root.
 
+mod native;
 mod python;
 mod pytorch;
 mod target;
@@ -22,7 +23,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
     let mut argument = || arguments.next().ok_or(USAGE);
     write("recording", "short", &fs::read(argument()?)?)?;
-    write("elf", "library", &fs::read(argument()?)?)?;
+    let library = argument()?;
+    write("elf", "library", &fs::read(&library)?)?;
+    write("unwind", "library", &native::unwind_input(&library)?)?;
     write("stack", "pattern", &[1; 1024])?;
     for (kind, size) in record_sizes() {
         let mut input = (size as u16).to_le_bytes().to_vec();

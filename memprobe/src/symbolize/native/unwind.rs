@@ -37,6 +37,14 @@ pub struct UnwindTable {
     bias: u64,
 }
 
+/// A section of a library's file.
+#[derive(Clone, Debug)]
+pub struct TableSection {
+    /// Its address in the file.
+    pub address: u64,
+    pub bytes: Vec<u8>,
+}
+
 /// The caller of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameCaller {
@@ -77,23 +85,39 @@ impl UnwindTable {
     /// Reads the table of a library with these mappings; `None` if it has none, or one of more than `most` bytes.
     pub fn of(image: &ElfImage, mappings: &[Mapping], most: u64) -> Option<Self> {
         let bias = image.load_bias(mappings)?;
-        let (addresses, entries) = image.section_contents(".eh_frame", most)?;
-        let left = most.saturating_sub(entries.len() as u64);
-        let search = image.section_contents(".eh_frame_hdr", left);
-        let mut bases = BaseAddresses::default().set_eh_frame(addresses.start);
-        if let Some((addresses, _)) = &search {
-            bases = bases.set_eh_frame_hdr(addresses.start);
+        let section = |name, most| {
+            let (addresses, bytes) = image.section_contents(name, most)?;
+            let address = addresses.start;
+            Some(TableSection { address, bytes })
+        };
+        let entries = section(".eh_frame", most)?;
+        let left = most.saturating_sub(entries.bytes.len() as u64);
+        let search = section(".eh_frame_hdr", left);
+        let text = image.section(".text").map(|text| text.vaddr);
+        Some(Self::of_sections(entries, search, text, bias))
+    }
+
+    /// Makes a table of its sections. `text` is the address of the code in the file, `bias` the (wrapping) difference
+    /// between addresses in the process and in the file.
+    pub fn of_sections(
+        entries: TableSection,
+        search: Option<TableSection>,
+        text: Option<u64>,
+        bias: u64,
+    ) -> Self {
+        let mut bases = BaseAddresses::default().set_eh_frame(entries.address);
+        if let Some(search) = &search {
+            bases = bases.set_eh_frame_hdr(search.address);
         }
-        if let Some(text) = image.section(".text") {
-            bases = bases.set_text(text.vaddr);
+        if let Some(text) = text {
+            bases = bases.set_text(text);
         }
-        let search = search.map(|(_, bytes)| bytes);
-        Some(Self {
-            entries,
-            search,
+        Self {
+            entries: entries.bytes,
+            search: search.map(|search| search.bytes),
             bases,
             bias,
-        })
+        }
     }
 
     /// Returns the memory that the table takes, in bytes.

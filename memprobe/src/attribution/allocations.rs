@@ -18,6 +18,9 @@ use crate::ledger::{
 /// Cap on allocations, at 80 bytes each.
 const MAX_ALLOCATIONS: usize = 1 << 25;
 
+/// Allocations that there is room for at first.
+const FIRST_ALLOCATIONS: usize = 1 << 10;
+
 /// Cap on allocations with a label.
 const MAX_LABELED: usize = 1 << 22;
 
@@ -26,6 +29,8 @@ const MAX_LABELED: usize = 1 << 22;
 pub struct EventNumber(pub u64);
 
 impl EventNumber {
+    /// Earlier than every event.
+    pub const START: Self = Self(0);
     /// Later than every event.
     pub const END: Self = Self(u64::MAX);
 }
@@ -145,6 +150,8 @@ pub struct AllocationHistory {
     out_of_memory: Option<(EventNumber, Vec<(DeviceIndex, TotalsSample)>)>,
     /// Allocations beyond the caps on blocks and allocations.
     left_out: u64,
+    /// Number of allocations after some were last forgotten.
+    kept: usize,
 }
 
 impl AllocationHistory {
@@ -195,8 +202,14 @@ impl AllocationHistory {
         }
     }
 
+    /// True if there are at least `least` more allocations than after some were last forgotten, and a quarter more: then
+    /// looking through all of them costs little for each.
+    pub fn has_grown(&self, least: usize) -> bool {
+        self.allocations.len() - self.kept >= least.max(self.kept / 4).max(1)
+    }
+
     /// Forgets ended allocations that are not needed. The others get new indices, in the same order.
-    pub fn forget_ended(&mut self, is_needed: impl Fn(&Allocation) -> bool) {
+    pub fn forget_ended(&mut self, mut is_needed: impl FnMut(&Allocation) -> bool) {
         let mut next = 0;
         let mut indices = Vec::with_capacity(self.allocations.len());
         self.allocations.retain(|allocation| {
@@ -205,6 +218,7 @@ impl AllocationHistory {
             next += u32::from(stays);
             stays
         });
+        self.kept = self.allocations.len();
         self.numbers.renumber(&indices);
         let labels = std::mem::take(&mut self.labels).into_iter();
         let labels = labels.filter_map(|(index, label)| {
@@ -220,6 +234,11 @@ impl AllocationHistory {
             return;
         }
         let block = ledger.block(id);
+        if self.allocations.len() == self.allocations.capacity() {
+            // A vector would double itself, and these are most of the memory of a replay.
+            let more = (self.allocations.len() / 4).max(FIRST_ALLOCATIONS);
+            self.allocations.reserve_exact(more);
+        }
         self.allocations.push(Allocation {
             addr: block.addr,
             size: block.size,

@@ -5,6 +5,7 @@
 
 mod allocation_rows;
 mod csv;
+mod ended;
 mod folded;
 mod memory_viz;
 #[cfg(feature = "parquet")]
@@ -24,6 +25,7 @@ use std::io::{self, BufRead, Write};
 use std::sync::atomic::AtomicU64;
 
 use crate::recording::{Reader, RecordingError};
+use ended::ExportHistory;
 use profile::Profile;
 use replay::ExportReplay;
 
@@ -147,7 +149,8 @@ pub fn write_export<R: BufRead>(
     progress: &AtomicU64,
     out: &mut impl Write,
 ) -> Result<Vec<String>, ExportError> {
-    let replay = ExportReplay::run(&mut reader, progress)?;
+    let moment = request.format.has_moment().then_some(request.moment);
+    let replay = ExportReplay::run(&mut reader, ExportHistory::new(moment), progress)?;
     if replay.ledger.moments(replay.end()).next().is_none() {
         return Err(ExportError::Nothing(
             "it has no block of PyTorch's allocators; `memprobe report FILE` prints the other CUDA memory".to_owned(),

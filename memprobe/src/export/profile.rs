@@ -25,6 +25,7 @@ pub(super) struct DeviceProfile {
     pub rows: Vec<ProfileRow>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProfileRow {
     pub origin: ProfileOrigin,
     pub category: Option<Category>,
@@ -151,6 +152,12 @@ impl DeviceProfile {
     ) -> Self {
         let mut rows: HashMap<(ProfileOrigin, Option<Category>), [ProfileAmount; 2]> =
             HashMap::new();
+        let ended = replay.ended.iter();
+        for (stack, category, amount) in ended.flat_map(|ended| ended.up_to(device, event)) {
+            let origin = ProfileOrigin::Stack(stack);
+            let [_, allocated] = rows.entry((origin, category)).or_default();
+            allocated.extend(amount);
+        }
         let mut before_attach = sample.before_attach.0;
         let of_device = replay.history.allocations().iter();
         for allocation in of_device.filter(|it| it.device == device && it.born <= event) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::ended::{EndedAllocations, ExportHistory};
 use super::phase_spans::PhaseSpans;
 use super::side_events::SideEvents;
 use super::{ExportError, ExportMoment};
@@ -18,7 +19,7 @@ use crate::view::counted;
 
 type Analyses = (
     ((SegmentLedger, SegmentStacks), SideEvents),
-    WithCategories<(AllocationHistory, PhaseSpans)>,
+    WithCategories<(ExportHistory, PhaseSpans)>,
 );
 
 /// Stacks that got the live segments of the caching allocator from CUDA.
@@ -53,6 +54,8 @@ pub(super) struct ExportReplay {
     pub side_events: SideEvents,
     pub categories: AttributionLedger,
     pub history: AllocationHistory,
+    /// Allocations that a profile needs no more; `None` for the other formats, whose history is complete.
+    pub ended: Option<EndedAllocations>,
     pub phases: PhaseSpans,
     /// Events of any kind.
     pub events: usize,
@@ -60,13 +63,15 @@ pub(super) struct ExportReplay {
 }
 
 impl ExportReplay {
-    /// Replays a whole recording; counts its events in `progress`.
+    /// Replays a whole recording; counts its events in `progress`. `history` has what the format needs of the allocations.
     pub(super) fn run<R: BufRead>(
         reader: &mut Reader<R>,
+        history: ExportHistory,
         progress: &AtomicU64,
     ) -> Result<Self, ExportError> {
         let header = reader.header();
-        let analyses = Analyses::default();
+        let table = (history, PhaseSpans::default());
+        let analyses: Analyses = (Default::default(), WithCategories::new(table));
         let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
         let mut events = 0;
         for event in reader.by_ref() {
@@ -80,8 +85,9 @@ impl ExportReplay {
         } = replay;
         let WithCategories {
             categories,
-            table: (mut history, phases),
+            table: (history, phases),
         } = with_categories;
+        let (mut history, ended) = history.into_parts();
         history.finish(&ledger, &categories);
         // The version of torch is often recorded later than the start.
         let header = reader.header().clone();
@@ -95,6 +101,7 @@ impl ExportReplay {
             side_events,
             categories,
             history,
+            ended,
             phases,
             events,
         })

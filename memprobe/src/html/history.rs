@@ -20,8 +20,6 @@ pub(super) struct PageHistory {
     devices: BTreeMap<DeviceIndex, DeviceEvents>,
     /// Most events of a device in a page.
     most: usize,
-    /// Number of allocations at which those that a page does not show are forgotten.
-    limit: usize,
 }
 
 /// The history that a page shows.
@@ -38,7 +36,6 @@ impl PageHistory {
             allocations: AllocationHistory::default(),
             devices: BTreeMap::new(),
             most,
-            limit: most,
         }
     }
 
@@ -60,7 +57,6 @@ impl PageHistory {
             let device = devices.get(&allocation.device);
             device.is_none_or(|device| device.may_show(allocation))
         });
-        self.limit = self.most.max(2 * self.allocations.allocations().len());
     }
 }
 
@@ -90,8 +86,7 @@ impl PeakAnalysis for PageHistory {
             reserved: sample.totals.reserved.0,
             before_attach: sample.before_attach.0,
         });
-        // Whenever their number has doubled.
-        if self.allocations.allocations().len() >= self.limit {
+        if self.allocations.has_grown(self.most / 4) {
             self.forget();
         }
     }

@@ -6,9 +6,10 @@
 //! ABI, AMD64 supplement 1.0, section 3.6.2.
 
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, Evaluation,
-    EvaluationResult, FrameDescriptionEntry, LittleEndian, ParsedEhFrameHdr, Register,
-    RegisterRule, UnwindContext, UnwindExpression, UnwindSection as _, Value, X86_64,
+    BaseAddresses, CfaRule, DW_EH_PE_datarel, DW_EH_PE_pcrel, DW_EH_PE_sdata4, DW_EH_PE_udata4,
+    EhFrame, EhFrameOffset, Encoding, EndianSlice, Evaluation, EvaluationResult,
+    FrameDescriptionEntry, LittleEndian, Register, RegisterRule, UnwindContext, UnwindExpression,
+    UnwindSection as _, Value, X86_64,
 };
 
 use crate::decode::StackCopy;
@@ -30,8 +31,8 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// The unwind table of a mapped library.
 pub struct UnwindTable {
-    entries: Vec<u8>,
-    search: Option<Vec<u8>>,
+    entries: TableSection,
+    search: Option<SearchTable>,
     bases: BaseAddresses,
     /// The (wrapping) difference between addresses in the process and in the file.
     bias: u64,
@@ -44,6 +45,10 @@ pub struct TableSection {
     pub address: u64,
     pub bytes: Vec<u8>,
 }
+
+/// The table by which the entry of an address is found (`.eh_frame_hdr`): sorted pairs of two signed words of four bytes,
+/// the first address of a function and the address of its entry, both from the section on.
+struct SearchTable(TableSection);
 
 /// The caller of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,15 +111,12 @@ impl UnwindTable {
         bias: u64,
     ) -> Self {
         let mut bases = BaseAddresses::default().set_eh_frame(entries.address);
-        if let Some(search) = &search {
-            bases = bases.set_eh_frame_hdr(search.address);
-        }
         if let Some(text) = text {
             bases = bases.set_text(text);
         }
         Self {
-            entries: entries.bytes,
-            search: search.map(|search| search.bytes),
+            entries,
+            search: search.and_then(SearchTable::of),
             bases,
             bias,
         }
@@ -122,7 +124,11 @@ impl UnwindTable {
 
     /// Returns the memory that the table takes, in bytes.
     pub fn bytes(&self) -> u64 {
-        (self.entries.len() + self.search.as_ref().map_or(0, Vec::len)) as u64
+        let search = self
+            .search
+            .as_ref()
+            .map_or(0, |search| search.0.bytes.len());
+        (self.entries.bytes.len() + search) as u64
     }
 
     /// Returns the rule for a frame whose code is at `address` in the process, which is within its call instruction;
@@ -150,7 +156,7 @@ impl UnwindTable {
     }
 
     fn section(&self) -> EhFrame<Bytes<'_>> {
-        EhFrame::new(&self.entries, LittleEndian)
+        EhFrame::new(&self.entries.bytes, LittleEndian)
     }
 
     /// Returns the entry of the function that contains an address of the file.
@@ -160,21 +166,58 @@ impl UnwindTable {
         address: u64,
     ) -> Option<FrameDescriptionEntry<Bytes<'a>>> {
         let get = EhFrame::cie_from_offset;
-        let header = self.search.as_deref();
-        let header = header.map(|bytes| EhFrameHdr::new(bytes, LittleEndian));
-        let header = header.and_then(|header| header.parse(&self.bases, WORD).ok());
-        let entry = match header.as_ref().and_then(ParsedEhFrameHdr::table) {
-            Some(table) => {
-                let at = table.lookup(address, &self.bases).ok()?;
-                let at = table.pointer_to_offset(at).ok()?;
-                section.fde_from_offset(&self.bases, at, get)
+        let entry = match &self.search {
+            Some(search) => {
+                let offset = search
+                    .entry_of(address)?
+                    .checked_sub(self.entries.address)?;
+                let offset = EhFrameOffset(usize::try_from(offset).ok()?);
+                section.fde_from_offset(&self.bases, offset, get)
             }
-            None if self.entries.len() <= LARGEST_UNSORTED => {
+            None if self.entries.bytes.len() <= LARGEST_UNSORTED => {
                 section.fde_for_address(&self.bases, address, get)
             }
             None => return None,
         };
         entry.ok().filter(|entry| entry.contains(address))
+    }
+}
+
+impl SearchTable {
+    /// The version, and the encodings of the address of `.eh_frame`, of the number of pairs, and of the pairs, as linkers
+    /// write them. A table with others is not used.
+    const FORMAT: [u8; 4] = [
+        1,
+        DW_EH_PE_pcrel.0 | DW_EH_PE_sdata4.0,
+        DW_EH_PE_udata4.0,
+        DW_EH_PE_datarel.0 | DW_EH_PE_sdata4.0,
+    ];
+
+    /// The bytes before the pairs: the format, an address, and the number of pairs.
+    const HEAD: usize = 12;
+
+    fn of(section: TableSection) -> Option<Self> {
+        let is_known =
+            section.bytes.starts_with(&Self::FORMAT) && section.bytes.len() >= Self::HEAD;
+        is_known.then_some(Self(section))
+    }
+
+    /// Returns the address of the last entry whose function begins at or before an address.
+    fn entry_of(&self, address: u64) -> Option<u64> {
+        let (head, pairs) = self.0.bytes.split_first_chunk::<{ Self::HEAD }>()?;
+        let [.., a, b, c, d] = *head;
+        let count = u32::from_le_bytes([a, b, c, d]) as usize;
+        let (pairs, _) = pairs.as_chunks::<8>();
+        let pairs = pairs.get(..count)?;
+        let at = |[a, b, c, d]: [u8; 4]| {
+            let distance = i32::from_le_bytes([a, b, c, d]);
+            self.0.address.checked_add_signed(distance.into())
+        };
+        let after = pairs.partition_point(|[a, b, c, d, ..]| {
+            at([*a, *b, *c, *d]).is_some_and(|start| start <= address)
+        });
+        let [.., a, b, c, d] = *pairs[..after].last()?;
+        at([a, b, c, d])
     }
 }
 

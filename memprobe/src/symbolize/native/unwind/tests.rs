@@ -258,6 +258,46 @@ fn a_table_gives_the_same_rules_without_its_search_table() {
     assert!(known > 100, "{known} of 200 addresses of libc have a rule");
 }
 
+/// A search table of the format of linkers, with these pairs of distances from its address.
+fn search_table(format: [u8; 4], count: u32, pairs: &[[i32; 2]]) -> Option<SearchTable> {
+    let mut bytes = format.to_vec();
+    bytes.extend([0; 4]);
+    bytes.extend(count.to_le_bytes());
+    bytes.extend(
+        pairs
+            .as_flattened()
+            .iter()
+            .flat_map(|half| half.to_le_bytes()),
+    );
+    let address = 0x1000;
+    SearchTable::of(TableSection { address, bytes })
+}
+
+#[test]
+fn a_search_table_gives_the_last_entry_that_begins_at_or_before_an_address() {
+    let pairs = [[-16, 100], [0, 200], [32, 300]];
+    let table = search_table(SearchTable::FORMAT, 3, &pairs).expect("a table");
+    assert_eq!(table.entry_of(0x1000 - 17), None);
+    assert_eq!(table.entry_of(0x1000 - 16), Some(0x1000 + 100));
+    assert_eq!(table.entry_of(0x1000 + 31), Some(0x1000 + 200));
+    assert_eq!(table.entry_of(u64::MAX), Some(0x1000 + 300));
+}
+
+#[test]
+fn a_search_table_that_ends_early_or_leads_below_zero_has_no_entry() {
+    let table = search_table(SearchTable::FORMAT, 3, &[[0, 100], [32, 200]]).expect("a table");
+    assert_eq!(table.entry_of(0x1000), None);
+    let table = search_table(SearchTable::FORMAT, 1, &[[0, i32::MIN]]).expect("a table");
+    assert_eq!(table.entry_of(0x1000), None);
+}
+
+#[test]
+fn a_search_table_of_another_format_is_not_used() {
+    assert!(search_table([1, 0x1b, 0x03, 0x3c], 1, &[[0, 0]]).is_none());
+    let bytes = SearchTable::FORMAT.to_vec();
+    assert!(SearchTable::of(TableSection { address: 0, bytes }).is_none());
+}
+
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2_000))]
 
@@ -275,18 +315,18 @@ proptest::proptest! {
         }
         TABLE.with_borrow_mut(|table| {
             // The entries of .eh_frame_hdr: pairs of four bytes from its start, sorted by address.
-            let search = table.search.clone().expect("libc has one");
-            let pair = &search[12 + function % ((search.len() - 12) / 8) * 8..][..8];
+            let SearchTable(search) = table.search.as_ref().expect("libc has one");
+            let pairs = &search.bytes[SearchTable::HEAD..];
+            let pair = &pairs[function % (pairs.len() / 8) * 8..][..8];
             let [start, entry] = [&pair[..4], &pair[4..]].map(|half| {
-                i64::from(i32::from_le_bytes(half.try_into().expect("four bytes")))
+                let distance = i32::from_le_bytes(half.try_into().expect("four bytes"));
+                search.address.wrapping_add_signed(distance.into())
             });
-            let header = table.bases.eh_frame_hdr.section.expect("its address");
-            let frames = table.bases.eh_frame.section.expect("its address");
-            let address = header.wrapping_add_signed(start).wrapping_add(within);
-            let at = header.wrapping_add_signed(entry).wrapping_sub(frames) as usize;
+            let address = start.wrapping_add(within);
+            let at = entry.wrapping_sub(table.entries.address) as usize;
             let before = table.entries.clone();
             for (place, byte) in damages {
-                if let Some(target) = table.entries.get_mut(at + place) {
+                if let Some(target) = table.entries.bytes.get_mut(at + place) {
                     *target = byte;
                 }
             }

@@ -185,7 +185,8 @@ impl UnwindTable {
 
 impl SearchTable {
     /// The version, and the encodings of the address of `.eh_frame`, of the number of pairs, and of the pairs, as linkers
-    /// write them. A table with others is not used.
+    /// write them: in 2026 all of 2,353 libraries and programs of Debian 12, Python and PyTorch that have such a table.
+    /// A table with others is not used.
     const FORMAT: [u8; 4] = [
         1,
         DW_EH_PE_pcrel.0 | DW_EH_PE_sdata4.0,
@@ -205,19 +206,18 @@ impl SearchTable {
     /// Returns the address of the last entry whose function begins at or before an address.
     fn entry_of(&self, address: u64) -> Option<u64> {
         let (head, pairs) = self.0.bytes.split_first_chunk::<{ Self::HEAD }>()?;
-        let [.., a, b, c, d] = *head;
-        let count = u32::from_le_bytes([a, b, c, d]) as usize;
-        let (pairs, _) = pairs.as_chunks::<8>();
-        let pairs = pairs.get(..count)?;
-        let at = |[a, b, c, d]: [u8; 4]| {
-            let distance = i32::from_le_bytes([a, b, c, d]);
+        let count = u32::from_le_bytes(*head.last_chunk()?);
+        let (words, _) = pairs.as_chunks();
+        let (pairs, _) = words.as_chunks();
+        let pairs = pairs.get(..count as usize)?;
+        let address_of = |distance: [u8; 4]| {
+            let distance = i32::from_le_bytes(distance);
             self.0.address.checked_add_signed(distance.into())
         };
-        let after = pairs.partition_point(|[a, b, c, d, ..]| {
-            at([*a, *b, *c, *d]).is_some_and(|start| start <= address)
-        });
-        let [.., a, b, c, d] = *pairs[..after].last()?;
-        at([a, b, c, d])
+        let begins_before =
+            |[start, _]: &[_; 2]| address_of(*start).is_some_and(|start| start <= address);
+        let [_, entry] = pairs[..pairs.partition_point(begins_before)].last()?;
+        address_of(*entry)
     }
 }
 

@@ -65,10 +65,10 @@ impl Captured {
 
     /// Copies the stack of a thread that has more above it than a copy takes.
     fn deep() -> Self {
-        let room = [0_u8; STACK_COPY];
-        black_box(&room);
+        let above = [0_u8; STACK_COPY];
+        black_box(&above);
         let captured = Self::within(CALLS);
-        black_box(&room);
+        black_box(&above);
         captured
     }
 }

@@ -150,8 +150,8 @@ pub struct AllocationHistory {
     out_of_memory: Option<(EventNumber, Vec<(DeviceIndex, TotalsSample)>)>,
     /// Allocations beyond the caps on blocks and allocations.
     left_out: u64,
-    /// Number of allocations after some were last forgotten.
-    kept: usize,
+    /// Number of allocations when some were last forgotten.
+    remaining: usize,
 }
 
 impl AllocationHistory {
@@ -202,10 +202,10 @@ impl AllocationHistory {
         }
     }
 
-    /// True if there are at least `least` more allocations than after some were last forgotten, and a quarter more: then
+    /// True if there are at least `least` more allocations than when some were last forgotten, and a quarter more: then
     /// looking through all of them costs little for each.
     pub fn has_grown(&self, least: usize) -> bool {
-        self.allocations.len() - self.kept >= least.max(self.kept / 4).max(1)
+        self.allocations.len() - self.remaining >= least.max(self.remaining / 4).max(1)
     }
 
     /// Forgets ended allocations that are not needed. The others get new indices, in the same order.
@@ -218,7 +218,7 @@ impl AllocationHistory {
             next += u32::from(stays);
             stays
         });
-        self.kept = self.allocations.len();
+        self.remaining = self.allocations.len();
         self.numbers.renumber(&indices);
         let labels = std::mem::take(&mut self.labels).into_iter();
         let labels = labels.filter_map(|(index, label)| {

@@ -234,13 +234,13 @@ mod tests {
     #[test]
     fn a_profile_keeps_what_is_live_at_its_moment() {
         let events = learning_for(500, |_| false).events;
-        let kept = |history| {
+        let count = |history| {
             let profile = profile_of(&events, ExportMoment::Peak, history);
             profile.expect("a peak").1
         };
-        let all = kept(ExportHistory::new(None));
+        let all = count(ExportHistory::new(None));
         assert!(all >= 1500, "{all} allocations");
-        let few = kept(ExportHistory::with_growth(Some(ExportMoment::Peak), 16));
+        let few = count(ExportHistory::with_growth(Some(ExportMoment::Peak), 16));
         assert!(few < 64, "{few} of {all} allocations are kept");
     }
 

@@ -9,11 +9,23 @@ was compared, as JSON; a difference is an error.
 
 import argparse
 import collections
+import importlib.util
 import json
+import pathlib
 import pickle
 import pickletools
 
-from torch.cuda import _memory_viz as viz
+
+def memory_viz():
+    """PyTorch's tools for snapshots. Their file needs nothing else of PyTorch, whose import takes seconds."""
+    torch = pathlib.Path(importlib.util.find_spec("torch").origin)
+    spec = importlib.util.spec_from_file_location("memory_viz", torch.with_name("cuda") / "_memory_viz.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+viz = memory_viz()
 
 # Opcodes that the page's own reader knows (torch/utils/viz/MemoryViz.js).
 OPCODES = {

@@ -196,12 +196,15 @@ mod tests {
         ExportMoment::OutOfMemory,
     ];
 
-    /// Returns the rows of each device, and the number of allocations that were kept; `None` without such a moment.
+    /// The rows of each device.
+    type Rows = Vec<(DeviceIndex, Vec<ProfileRow>)>;
+
+    /// Returns the rows, and the number of allocations in the history; `None` without such a moment.
     fn profile_of(
         events: &[Event],
         moment: ExportMoment,
         history: ExportHistory,
-    ) -> Option<(Vec<(DeviceIndex, Vec<ProfileRow>)>, usize)> {
+    ) -> Option<(Rows, usize)> {
         let file = recording(events);
         let mut reader = Reader::new(&file[..]).expect("a recording");
         let replay = ExportReplay::run(&mut reader, history, &AtomicU64::new(0));
@@ -217,8 +220,8 @@ mod tests {
             let whole = profile_of(events, moment, ExportHistory::new(None));
             let cut = ExportHistory::with_growth(Some(moment), 1);
             let cut = profile_of(events, moment, cut);
-            let rows = |of: &Option<(_, usize)>| of.as_ref().map(|(rows, _)| rows).cloned();
-            prop_assert_eq!(rows(&cut), rows(&whole), "{:?}", moment);
+            let rows = |profile: Option<(Rows, usize)>| profile.map(|(rows, _)| rows);
+            prop_assert_eq!(rows(cut), rows(whole), "{:?}", moment);
         }
         Ok(())
     }

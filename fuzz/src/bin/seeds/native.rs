@@ -20,10 +20,8 @@ const WORDS: usize = 64;
 pub fn unwind_input(library: &OsStr) -> Result<Vec<u8>, Box<dyn Error>> {
     let image = ElfImage::open(library.as_ref())?;
     let section = |name: &str| {
-        let found = image.section_contents(name, MOST);
-        let (addresses, bytes) = found.ok_or_else(|| format!("{name}: missing or too large"))?;
-        let address = addresses.start;
-        Ok::<_, Box<dyn Error>>(TableSection { address, bytes })
+        let found = TableSection::of(&image, name, MOST);
+        found.ok_or_else(|| format!("{name}: missing or too large"))
     };
     let text = image.section(".text").ok_or("no code")?;
     let (entries, search) = (section(".eh_frame")?, section(".eh_frame_hdr")?);

@@ -90,14 +90,9 @@ impl UnwindTable {
     /// Reads the table of a library with these mappings; `None` if it has none, or one of more than `most` bytes.
     pub fn of(image: &ElfImage, mappings: &[Mapping], most: u64) -> Option<Self> {
         let bias = image.load_bias(mappings)?;
-        let section = |name, most| {
-            let (addresses, bytes) = image.section_contents(name, most)?;
-            let address = addresses.start;
-            Some(TableSection { address, bytes })
-        };
-        let entries = section(".eh_frame", most)?;
+        let entries = TableSection::of(image, ".eh_frame", most)?;
         let left = most.saturating_sub(entries.bytes.len() as u64);
-        let search = section(".eh_frame_hdr", left);
+        let search = TableSection::of(image, ".eh_frame_hdr", left);
         let text = image.section(".text").map(|text| text.vaddr);
         Some(Self::of_sections(entries, search, text, bias))
     }
@@ -180,6 +175,15 @@ impl UnwindTable {
             None => return None,
         };
         entry.ok().filter(|entry| entry.contains(address))
+    }
+}
+
+impl TableSection {
+    /// Reads a section of this name; `None` if the library has none, or one of more than `most` bytes.
+    pub fn of(image: &ElfImage, name: &str, most: u64) -> Option<Self> {
+        let (addresses, bytes) = image.section_contents(name, most)?;
+        let address = addresses.start;
+        Some(Self { address, bytes })
     }
 }
 

@@ -207,7 +207,8 @@ fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
     .into_iter()
     .map(|action| reference.count(action))
     .sum();
-    let seen_and_lost = events.len() as u64 + number("lost_events");
+    let seen = events.len() - late_segment_events(&events);
+    let seen_and_lost = seen as u64 + number("lost_events");
     // The final `loss.item()` may request a pinned page from CUDA, which PyTorch does not record.
     let outside = seen_and_lost.checked_sub(happened as u64);
     assert!(
@@ -218,6 +219,20 @@ fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
     assert_eq!(device["allocated"], reference.r#final[0].allocated);
     assert_eq!(device["reserved"], reference.r#final[0].reserved);
     println!("{} of {happened} events were lost", number("lost_events"));
+}
+
+/// Counts the events by which a CUDA allocation becomes a segment later, because the record of its first block was
+/// lost: it ends, and the segment begins in its place. PyTorch records neither.
+fn late_segment_events(events: &[Event]) -> usize {
+    let becomes_segment = |pair: &&[Event]| {
+        let [end, beginning] = pair else {
+            return false;
+        };
+        (end.action.as_str(), beginning.action.as_str()) == ("cuda_free", "segment_alloc")
+            && (end.time_ns, end.addr, end.size)
+                == (beginning.time_ns, beginning.addr, beginning.size)
+    };
+    2 * events.windows(2).filter(becomes_segment).count()
 }
 
 #[test]

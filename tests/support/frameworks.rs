@@ -16,7 +16,7 @@ use crate::memprobe::lost;
 use crate::module_agreement::{ModuleAgreement, ModuleTruth};
 use crate::paused_workload::PausedWorkload;
 use crate::process::Background;
-use crate::pytorch::{PyTorch, workloads};
+use crate::pytorch::PyTorch;
 use crate::reference::Reference;
 use crate::tensor_agreement::{self, Devices};
 
@@ -251,7 +251,6 @@ impl Framework {
 
     fn settle(&self, command: &mut Command, pytorch: &PyTorch) {
         pytorch.settle(command);
-        command.env("PYTHONPATH", workloads());
         command.envs(self.settings());
     }
 
@@ -261,11 +260,7 @@ impl Framework {
         environment: &TestEnvironment,
         pytorch: &PyTorch,
     ) -> (Option<Compared>, usize) {
-        let folder = workloads();
-        let path = folder.to_str().expect("UTF-8");
-        let mut settings = self.settings();
-        settings.push(("PYTHONPATH", path));
-        let mut workload = PausedWorkload::start(pytorch, &[self.program], &settings);
+        let mut workload = PausedWorkload::start(pytorch, &[self.program], &self.settings());
         let (mut compared, mut names) = (None, 0);
         while let Some(point) = workload.next_point() {
             let snapshot = environment.snapshot(workload.stopped_pid(), &[]);

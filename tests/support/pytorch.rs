@@ -112,6 +112,8 @@ impl PyTorch {
         command
             .current_dir(workloads())
             .env("PYTHONDONTWRITEBYTECODE", "1")
+            // Has Python import `sitecustomize.py`.
+            .env("PYTHONPATH", workloads())
             // Unbuffered output splits a line from its newline, so that lines of concurrent
             // processes mix.
             .env_remove("PYTHONUNBUFFERED");

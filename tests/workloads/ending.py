@@ -5,7 +5,9 @@ Prints: PID, and READY with live tensors and objects, just before the end; ENDIN
 """
 
 import argparse
+import atexit
 import ctypes
+import gc
 import os
 import sys
 
@@ -14,6 +16,7 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--at", choices=["python", "exit"], required=True)
 options = parser.parse_args()
+atexit.unregister(gc.freeze)
 libc = ctypes.CDLL(None)
 
 

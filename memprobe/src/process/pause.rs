@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
 
 use self::urgency::Urgency;
 use self::watchdog::Watchdog;
@@ -45,6 +45,12 @@ const SPIN: Duration = Duration::from_micros(300);
 /// Flags of `waitpid` for threads of other processes (`__WALL`), without blocking.
 const WAIT: WaitOptions =
     WaitOptions::NOHANG.union(WaitOptions::from_bits_retain(libc::__WALL as u32));
+
+/// The same flags of `waitid`, for the end of a process, which is left to its parent (`WNOWAIT`).
+const PEEK: WaitIdOptions = WaitIdOptions::EXITED
+    .union(WaitIdOptions::NOHANG)
+    .union(WaitIdOptions::NOWAIT)
+    .union(WaitIdOptions::from_bits_retain(libc::__WALL as u32));
 
 #[derive(Debug, thiserror::Error)]
 pub enum PauseError {
@@ -180,7 +186,7 @@ fn hold(
     let _ = begun.send(());
     let left = longest.saturating_sub(pause.since.elapsed());
     let is_cut = ends.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
-    let has_run = pause.has_run(tgid);
+    let has_run = pause.has_run();
     pause.resume();
     Ok(Held {
         duration: pause.since.elapsed(),
@@ -202,6 +208,7 @@ enum Thread {
 }
 
 struct Pause {
+    tgid: Tgid,
     threads: BTreeMap<i32, Thread>,
     since: Instant,
     /// Makes the type `!Send`, because ptrace requests of any thread but the tracer fail (ptrace(2)).
@@ -211,14 +218,15 @@ struct Pause {
 impl Pause {
     fn of(tgid: Tgid, sleepers: Sleepers) -> Result<Self, PauseError> {
         let mut pause = Self {
+            tgid,
             threads: BTreeMap::new(),
             since: Instant::now(),
             _here: std::marker::PhantomData,
         };
         let deadline = pause.since + MAX_WAIT;
         // A thread that still runs may create others meanwhile.
-        while pause.ask_new(tgid, sleepers)? {
-            pause.wait(tgid, deadline)?;
+        while pause.ask_new(sleepers)? {
+            pause.wait(deadline)?;
         }
         if pause.threads.values().all(|thread| *thread == Thread::Gone) {
             Err(PauseError::Gone)
@@ -227,7 +235,8 @@ impl Pause {
         }
     }
 
-    fn ask_new(&mut self, tgid: Tgid, sleepers: Sleepers) -> Result<bool, PauseError> {
+    fn ask_new(&mut self, sleepers: Sleepers) -> Result<bool, PauseError> {
+        let tgid = self.tgid;
         let mut any = false;
         for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
             let name = entry?.file_name();
@@ -251,10 +260,10 @@ impl Pause {
         Ok(any)
     }
 
-    fn wait(&mut self, tgid: Tgid, deadline: Instant) -> Result<(), PauseError> {
+    fn wait(&mut self, deadline: Instant) -> Result<(), PauseError> {
         let start = Instant::now();
         loop {
-            let Some(waiting) = self.look(start.elapsed() > LOOK_AFTER, tgid)? else {
+            let Some(waiting) = self.look(start.elapsed() > LOOK_AFTER)? else {
                 return Ok(());
             };
             if Instant::now() > deadline {
@@ -268,13 +277,14 @@ impl Pause {
         }
     }
 
-    fn look(&mut self, also_in_kernel: bool, tgid: Tgid) -> Result<Option<i32>, PauseError> {
+    fn look(&mut self, also_in_kernel: bool) -> Result<Option<i32>, PauseError> {
+        let tgid = self.tgid;
         let mut waiting = None;
         for (&tid, thread) in &mut self.threads {
             if *thread != Thread::Asked {
                 continue;
             }
-            match stopped(tid)? {
+            match stopped(tgid, tid)? {
                 Some(now) => *thread = now,
                 None if also_in_kernel && state(tgid, tid) == Some('D') => {
                     *thread = Thread::InKernel;
@@ -286,10 +296,10 @@ impl Pause {
     }
 
     /// Returns true if a thread that was left asleep has run since.
-    fn has_run(&self, tgid: Tgid) -> bool {
+    fn has_run(&self) -> bool {
         let mut threads = self.threads.iter();
         threads.any(|(&tid, thread)| match thread {
-            Thread::Asleep(sleeper) => !sleeper.still_sleeps(tgid, tid),
+            Thread::Asleep(sleeper) => !sleeper.still_sleeps(self.tgid, tid),
             _ => false,
         })
     }
@@ -310,7 +320,7 @@ impl Pause {
             }
             for (&tid, thread) in &mut self.threads {
                 if held(thread)
-                    && let Ok(Some(now)) = stopped(tid)
+                    && let Ok(Some(now)) = stopped(self.tgid, tid)
                 {
                     *thread = now;
                 }
@@ -373,7 +383,10 @@ fn request(request: libc::c_uint, tid: i32, data: i32) -> io::Result<()> {
 }
 
 /// Polls a thread that was asked to stop; `None` while it runs.
-fn stopped(tid: i32) -> io::Result<Option<Thread>> {
+fn stopped(tgid: Tgid, tid: i32) -> io::Result<Option<Thread>> {
+    if u32::try_from(tid) == Ok(tgid.0) && has_ended(tid)? {
+        return Ok(Some(Thread::Gone));
+    }
     let status = match waitpid(Pid::from_raw(tid), WAIT) {
         Ok(None) => return Ok(None),
         Ok(Some((_, status))) => status,
@@ -388,8 +401,24 @@ fn stopped(tid: i32) -> io::Result<Option<Thread>> {
     }))
 }
 
+/// Returns true if a traced process has ended. Its exit status stays: its parent asks for it, which memprobe is for a
+/// command that it started. Another parent gets it when the tracing thread ends (`exit_ptrace`, kernel/ptrace.c@v6.12).
+fn has_ended(leader: i32) -> io::Result<bool> {
+    let Some(leader) = Pid::from_raw(leader) else {
+        return Ok(false);
+    };
+    match waitid(WaitId::Pid(leader), PEEK) {
+        // The stop of a traced process is reported whether it is asked for or not (`wait_task_stopped`).
+        Ok(change) => Ok(change.is_some_and(|how| how.exited() || how.killed() || how.dumped())),
+        Err(Errno::CHILD) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command, Stdio};
 
     use super::*;
@@ -469,6 +498,39 @@ mod tests {
         let kill = || rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         paused(&sleeper, kill).result.unwrap();
         assert!(!sleeper.0.wait().unwrap().success());
+    }
+
+    /// Kills a traced process, and returns what the tracing thread takes its end for.
+    fn ends_while_traced(tgid: Tgid) -> Option<Thread> {
+        let tid = tgid.0.try_into().unwrap();
+        request(libc::PTRACE_SEIZE, tid, 0).unwrap();
+        let pid = Pid::from_raw(tid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        while state(tgid, tid) != Some('Z') {
+            thread::yield_now();
+        }
+        stopped(tgid, tid).unwrap()
+    }
+
+    #[test]
+    fn the_end_of_a_process_that_memprobe_started_is_left_to_who_waits_for_it() {
+        let mut sleeper = Sleeping::start();
+        assert_eq!(ends_while_traced(sleeper.tgid()), Some(Thread::Gone));
+        assert_eq!(sleeper.0.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn the_end_of_another_process_reaches_its_parent() {
+        let mut parent = Command::new("sh");
+        parent.args(["-c", "sleep 1000 & echo $!; wait $!"]);
+        let mut parent = parent.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(parent.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let tgid = Tgid(line.trim().parse().unwrap());
+        let ends = thread::spawn(move || ends_while_traced(tgid));
+        assert_eq!(ends.join().unwrap(), Some(Thread::Gone));
+        assert_eq!(parent.wait().unwrap().code(), Some(128 + libc::SIGKILL));
     }
 
     #[test]

@@ -222,7 +222,7 @@ fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
 }
 
 /// Counts the events by which a CUDA allocation becomes a segment later, because the record of its first block was
-/// lost: it ends, and the segment begins in its place. PyTorch records neither.
+/// lost: it ends, and the segment begins in its place. PyTorch records the segment once.
 fn late_segment_events(events: &[Event]) -> usize {
     let becomes_segment = |pair: &&[Event]| {
         let [end, beginning] = pair else {

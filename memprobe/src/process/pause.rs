@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use self::urgency::Urgency;
 use self::watchdog::Watchdog;
@@ -42,15 +42,9 @@ const MAX_SLEEP: Duration = Duration::from_millis(20);
 const MAX_THREADS: usize = 65_536;
 const SPIN: Duration = Duration::from_micros(300);
 
-/// Flags of `waitpid` for threads of other processes (`__WALL`), without blocking.
-const WAIT: WaitOptions =
-    WaitOptions::NOHANG.union(WaitOptions::from_bits_retain(libc::__WALL as u32));
-
-/// The same flags of `waitid`, for the end of a process, which is left to its parent (`WNOWAIT`).
-const PEEK: WaitIdOptions = WaitIdOptions::EXITED
-    .union(WaitIdOptions::NOHANG)
-    .union(WaitIdOptions::NOWAIT)
-    .union(WaitIdOptions::from_bits_retain(libc::__WALL as u32));
+/// Flags of `waitid` for threads of other processes (`__WALL`), without blocking.
+const WAIT: WaitIdOptions =
+    WaitIdOptions::NOHANG.union(WaitIdOptions::from_bits_retain(libc::__WALL as u32));
 
 #[derive(Debug, thiserror::Error)]
 pub enum PauseError {
@@ -383,36 +377,39 @@ fn request(request: libc::c_uint, tid: i32, data: i32) -> io::Result<()> {
 }
 
 /// Polls a thread that was asked to stop; `None` while it runs.
+///
+/// The exit status of the process itself stays: its parent asks for it, which memprobe is for a command that it started.
+/// Another parent gets it when the tracing thread ends (`exit_ptrace`, kernel/ptrace.c@v6.12).
 fn stopped(tgid: Tgid, tid: i32) -> io::Result<Option<Thread>> {
-    if u32::try_from(tid) == Ok(tgid.0) && has_ended(tid)? {
-        return Ok(Some(Thread::Gone));
+    let is_leader = u32::try_from(tid) == Ok(tgid.0);
+    let taken = match is_leader {
+        true => WaitIdOptions::STOPPED,
+        false => WaitIdOptions::STOPPED | WaitIdOptions::EXITED,
+    };
+    let mut change = wait_for(tid, taken);
+    if is_leader && matches!(change, Ok(None)) {
+        // Not taken: it may have stopped since, and is asked again then.
+        let ended = wait_for(tid, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        change = ended.map(|how| how.filter(|how| !how.trapped()));
     }
-    let status = match waitpid(Pid::from_raw(tid), WAIT) {
+    let change = match change {
         Ok(None) => return Ok(None),
-        Ok(Some((_, status))) => status,
+        Ok(Some(change)) => change,
         Err(Errno::CHILD) => return Ok(Some(Thread::Gone)),
         Err(error) => return Err(error.into()),
     };
-    Ok(Some(match status.stopping_signal() {
+    // The signal, and above it the event (`wait_task_stopped`, kernel/exit.c@v6.12).
+    Ok(Some(match change.trapping_signal() {
         None => Thread::Gone,
         // Stopped by the request or together with its group: there is no signal to deliver.
-        Some(_) if status.as_raw() >> 16 == libc::PTRACE_EVENT_STOP => Thread::Stopped(0),
-        Some(signal) => Thread::Stopped(signal),
+        Some(code) if code >> 8 == libc::PTRACE_EVENT_STOP => Thread::Stopped(0),
+        Some(code) => Thread::Stopped(code & 0xff),
     }))
 }
 
-/// Returns true if a traced process has ended. Its exit status stays: its parent asks for it, which memprobe is for a
-/// command that it started. Another parent gets it when the tracing thread ends (`exit_ptrace`, kernel/ptrace.c@v6.12).
-fn has_ended(leader: i32) -> io::Result<bool> {
-    let Some(leader) = Pid::from_raw(leader) else {
-        return Ok(false);
-    };
-    match waitid(WaitId::Pid(leader), PEEK) {
-        // The stop of a traced process is reported whether it is asked for or not (`wait_task_stopped`).
-        Ok(change) => Ok(change.is_some_and(|how| how.exited() || how.killed() || how.dumped())),
-        Err(Errno::CHILD) => Ok(true),
-        Err(error) => Err(error.into()),
-    }
+fn wait_for(tid: i32, changes: WaitIdOptions) -> Result<Option<WaitIdStatus>, Errno> {
+    let tid = Pid::from_raw(tid).ok_or(Errno::CHILD)?;
+    waitid(WaitId::Pid(tid), WAIT | changes)
 }
 
 #[cfg(test)]

@@ -329,6 +329,23 @@ impl Lifecycles {
             .map(|block| block.size.0)
     }
 
+    /// Numbers of the events that allocated the blocks of passes whose category is undecided.
+    pub(super) fn undecided_of_passes(&self) -> impl Iterator<Item = u64> {
+        const OF_PASSES: [Queue; 4] = [
+            Queue::Forward,
+            Queue::Saved,
+            Queue::Recompute,
+            Queue::Backward,
+        ];
+        OF_PASSES.into_iter().flat_map(move |queue| {
+            let waiting = self.queues[queue as usize].iter();
+            waiting.filter_map(move |(id, born)| {
+                let life = self.live.get(*id)?;
+                life.waits_in(queue, *born).then_some(life.born)
+            })
+        })
+    }
+
     pub(super) fn drain(&mut self, queue: Queue) -> Vec<(BlockId, Lifecycle)> {
         let waiting = std::mem::take(&mut self.queues[queue as usize]);
         self.full[queue as usize] = FEW;

@@ -159,11 +159,7 @@ impl AllocationCounts {
     pub(super) fn revise(&mut self, id: BlockId, life: &Lifecycle, to: Category, ledger: &Ledger) {
         let from = Made::of(life.phase, life.rule.category());
         let to = Made::of(life.phase, to);
-        let interval = self
-            .intervals
-            .iter()
-            .rposition(|interval| interval.born <= life.born);
-        let (Some(at), true) = (interval, from != to) else {
+        let (Some(at), true) = (self.interval_of(life.born), from != to) else {
             return;
         };
         let (device, amount) = (ledger.block(id).device, self.amount(id, ledger));
@@ -172,6 +168,14 @@ impl AllocationCounts {
             *sum = sum.without(amount);
             self.count(at, (device, life.origin, to), amount);
         }
+    }
+
+    /// Index of the interval in which event number `born` allocated; `None` if it was dropped.
+    fn interval_of(&self, born: u64) -> Option<usize> {
+        let after = self
+            .intervals
+            .partition_point(|interval| interval.born <= born);
+        after.checked_sub(1)
     }
 
     pub(super) fn begin_reading(&mut self) {

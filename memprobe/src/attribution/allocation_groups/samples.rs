@@ -189,6 +189,10 @@ impl Program {
     }
 
     pub(crate) fn mark(&mut self, begins: MarkedPhase, class: &str) {
+        self.mark_at(begins, class, StackId::NONE);
+    }
+
+    pub(crate) fn mark_at(&mut self, begins: MarkedPhase, class: &str, stack: StackId) {
         self.time += MICROSECOND;
         self.events.push(Event::PhaseMark(PhaseMark {
             time: TimeNs(self.time),
@@ -196,7 +200,7 @@ impl Program {
             tid: Tid(1234),
             phase: begins,
             class: class.into(),
-            stack: StackId::NONE,
+            stack,
         }));
     }
 

@@ -1,7 +1,7 @@
 //! Table of module sizes.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use super::{AllocationCounts, Amount, IntervalAllocations, Made};
@@ -186,6 +186,13 @@ impl AttributionLedger {
         })
     }
 
+    /// Numbers of the step intervals with blocks whose kind may still change.
+    fn undecided_intervals(&self, making: &AllocationCounts) -> BTreeSet<u64> {
+        let blocks = self.blocks.undecided_of_passes();
+        let intervals = blocks.filter_map(|born| making.interval_of(born));
+        intervals.map(|at| making.intervals[at].number).collect()
+    }
+
     /// Chooses among the iterations whose blocks are each known as a tensor or a workspace, if there are any. In others
     /// a workspace may count as a tensor, and they would be the largest.
     fn choose_iteration(&self, making: &AllocationCounts) -> Option<(Iteration, u64)> {
@@ -198,7 +205,7 @@ impl AttributionLedger {
         if self.coverage().tensors && rows.iter().any(|row| is_shown(&row)) {
             rows.retain(is_certain);
         }
-        choose(&rows, making)
+        choose(&rows, making, &self.undecided_intervals(making))
     }
 
     /// Inferred parameters and buffers of a device: the larger of now and peak, because an ending program
@@ -235,9 +242,14 @@ impl AttributionLedger {
     }
 }
 
-/// Chooses the iteration with most forward bytes, the latest of equal ones, and counts the candidates.
+/// Chooses the iteration with most forward bytes, and counts the candidates. Of equal ones it is the latest without
+/// `undecided` intervals: a recording may end between two optimizers' steps, and what is live then counts as saved.
 /// Without whole iterations it falls back to unfinished ones, then to other rows.
-fn choose(rows: &[Iteration], making: &AllocationCounts) -> Option<(Iteration, u64)> {
+fn choose(
+    rows: &[Iteration],
+    making: &AllocationCounts,
+    undecided: &BTreeSet<u64>,
+) -> Option<(Iteration, u64)> {
     let kinds: [&[IterationKind]; 3] = [
         &[IterationKind::Whole],
         &[IterationKind::Unfinished],
@@ -249,7 +261,8 @@ fn choose(rows: &[Iteration], making: &AllocationCounts) -> Option<(Iteration, u
             .filter_map(|row| Some((making.forward(&row.intervals)?, row)))
             .collect();
         let of = sized.len() as u64;
-        sized.sort_by_key(|(bytes, row)| Reverse((*bytes, row.number)));
+        let is_decided = |row: &Iteration| undecided.range(row.intervals.clone()).next().is_none();
+        sized.sort_by_cached_key(|(bytes, row)| Reverse((*bytes, is_decided(row), row.number)));
         let (_, iteration) = sized.first()?;
         Some(((*iteration).clone(), of))
     })

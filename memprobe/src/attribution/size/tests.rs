@@ -1,7 +1,7 @@
 use super::*;
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::samples::{
-    DEVICE, Program, called, learning, learning_for,
+    DEVICE, Program, backward, called, learning, learning_for,
 };
 use crate::attribution::iterations::IterationKind;
 use crate::attribution::modules::ModuleRow;
@@ -85,6 +85,35 @@ fn the_last_of_the_largest_iterations_is_looked_at() {
     let layer = part(&sizes.devices[&DEVICE].modules, "Net.layer");
     assert_eq!(layer.own.saved.bytes, 1024 * KIB);
     assert_eq!(layer.own.saved.blocks, 1, "of one iteration");
+}
+
+#[test]
+fn an_iteration_whose_blocks_are_decided_comes_before_a_later_one() {
+    let mut program = Program::default();
+    let forward = program.stack(called(31, "Net.layer"));
+    let through = program.stack(backward(33, "MmBackward0", Some(called(31, "Net.layer"))));
+    let steps = [41, 42].map(|line| program.stack(called(line, "")));
+    // Attached between the two optimizers' steps, so that an iteration ends with the first one's.
+    let [discriminator, generator] = steps;
+    let mut image = None;
+    for _ in 0..6 {
+        program.mark_at(MarkedPhase::Step, "SGD", generator);
+        let next = program.alloc_tensor(forward, 1024 * KIB);
+        if let Some(last) = image.replace(next) {
+            program.free(last);
+        }
+        let gradient = program.alloc_tensor(through, 256 * KIB);
+        program.free(gradient);
+        program.mark_at(MarkedPhase::Step, "SGD", discriminator);
+        let verdict = program.alloc_tensor(forward, 512 * KIB);
+        let gradient = program.alloc_tensor(through, 256 * KIB);
+        program.free(verdict);
+        program.free(gradient);
+    }
+    let sizes = sizes_of(&program);
+    let layer = part(&sizes.devices[&DEVICE].modules, "Net.layer");
+    assert_eq!(layer.own.saved.bytes, 512 * KIB, "{:?}", sizes.iteration);
+    assert_eq!(layer.own.unsaved.bytes, 1024 * KIB);
 }
 
 #[test]

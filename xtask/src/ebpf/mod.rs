@@ -92,10 +92,14 @@ fn judge(
     let is_recorded = *toolchain == record.toolchain;
     match (is_same, is_recorded) {
         (true, true) => println!(
-            "eBPF object: rebuilt, the same {} bytes as committed",
-            object.len()
+            "eBPF object: rebuilt, the same {} bytes as committed, SHA-256 {}",
+            object.len(),
+            record.object_sha256
         ),
-        (true, false) => println!("eBPF object: rebuilt by {toolchain}, the same as committed"),
+        (true, false) => println!(
+            "eBPF object: rebuilt by {toolchain}, the same as committed, SHA-256 {}",
+            record.object_sha256
+        ),
         (false, true) => bail!(
             "the committed object is not what its sources give: the same toolchain ({}) built another one, {}. Run \
              `cargo xtask ebpf` and commit both files of memprobe/object",

@@ -230,6 +230,7 @@ fn parts(
         other => format!(" --python {other}"),
     };
     let of_loop = loop_words(options);
+    let of_scale = rounds_words(options);
     let name = |part| match part {
         Part::Loop => options.training_loop.stored_name().map(str::to_owned),
         _ => None,
@@ -239,7 +240,11 @@ fn parts(
         command: format!(
             "cargo xtask bench --keep --only {}{}{python}",
             part.name(),
-            if part == Part::Loop { &*of_loop } else { "" }
+            match part {
+                Part::Loop => &*of_loop,
+                Part::Scale => &*of_scale,
+                _ => "",
+            }
         ),
         date: date.clone(),
         machine: machine.to_vec(),
@@ -256,10 +261,15 @@ fn loop_words(options: &Options) -> String {
     if options.iterations != DEFAULT_ITERATIONS {
         words += &format!(" --iterations {}", options.iterations);
     }
-    if options.rounds != DEFAULT_ROUNDS {
-        words += &format!(" --rounds {}", options.rounds);
+    words + &rounds_words(options)
+}
+
+/// Words of the command line that say how often it is measured.
+fn rounds_words(options: &Options) -> String {
+    match options.rounds {
+        DEFAULT_ROUNDS => String::new(),
+        rounds => format!(" --rounds {rounds}"),
     }
-    words
 }
 
 /// Writes the measurements behind the tables.

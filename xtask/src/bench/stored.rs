@@ -42,7 +42,7 @@ struct Place {
 
 const FILE: &str = "docs/cost.json";
 
-const PLACES: [Place; 8] = [
+const PLACES: [Place; 9] = [
     Place {
         document: "README.md",
         link: FILE,
@@ -63,6 +63,7 @@ const PLACES: [Place; 8] = [
     whole("footprint"),
     whole("ranks"),
     whole("snapshot"),
+    whole("scale"),
 ];
 
 /// Rows of the training loop whose costs the sentence about a longer step takes.

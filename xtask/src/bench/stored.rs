@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::table::{Style, Table};
@@ -91,15 +91,21 @@ pub fn read(root: &Path) -> Result<Vec<StoredPart>> {
     serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Keeps measurements in place of earlier ones of the same parts.
+/// Keeps measurements in place of earlier ones of the same parts. It is an error if one names a path of the checkout.
 pub fn put(root: &Path, new: Vec<StoredPart>) -> Result<()> {
     let mut parts = read(root)?;
     parts.retain(|part| !new.iter().any(|new| new.part == part.part));
     parts.extend(new);
     parts.sort_by(|one, other| one.part.cmp(&other.part));
     let path = root.join(FILE);
-    fs::write(&path, serde_json::to_string_pretty(&parts)? + "\n")
-        .with_context(|| format!("cannot write {}", path.display()))
+    let text = serde_json::to_string_pretty(&parts)? + "\n";
+    if text.contains(&*root.to_string_lossy()) {
+        bail!(
+            "a measurement names a path of this checkout, {}: {FILE} is not written",
+            root.display()
+        );
+    }
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Returns each document with its places written from the stored measurements.
@@ -199,6 +205,18 @@ fn longer_step(part: &StoredPart) -> Option<String> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_measurement_with_a_path_of_the_checkout_is_not_kept() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("docs")).unwrap();
+        put(root.path(), vec![part()]).unwrap();
+        let mut with_path = part();
+        let program = root.path().join("target/release/memprobe");
+        with_path.table.samples([json!({"memprobe": program})]);
+        assert!(put(root.path(), vec![with_path]).is_err());
+        assert_eq!(read(root.path()).unwrap(), [part()]);
+    }
 
     fn part() -> StoredPart {
         let mut table = Table::new("A loop", &["", "µs/iteration", "slower", "µs/event"]);

@@ -61,7 +61,8 @@ pub fn measure(
         for _ in 0..rounds {
             for at in shuffle.order(memprobes.len()) {
                 let run = subject.run(memprobes[at], programs, case)?;
-                table.samples([run.sample(case, memprobes[at])]);
+                let name = row_name(case, memprobes[at], &programs.memprobe);
+                table.samples([run.sample(&name)]);
                 runs[at].push(run);
             }
         }
@@ -121,6 +122,14 @@ impl Drop for Subject {
     }
 }
 
+/// Name of a row; the path of memprobe is of this machine alone.
+fn row_name(case: &Case, memprobe: &Path, own: &Path) -> String {
+    match memprobe == own {
+        true => case.name.to_owned(),
+        false => format!("{} (other)", case.name),
+    }
+}
+
 fn row(case: &Case, memprobe: &Path, own: &Path, runs: &[Run]) -> Option<[String; 9]> {
     let median = |value: &dyn Fn(&Run) -> Option<f64>| {
         let values = runs.iter().filter_map(value).collect();
@@ -128,10 +137,7 @@ fn row(case: &Case, memprobe: &Path, own: &Path, runs: &[Run]) -> Option<[String
     };
     let cell =
         |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "-".to_owned(), text);
-    let name = match memprobe == own {
-        true => case.name.to_owned(),
-        false => format!("{} (other)", case.name),
-    };
+    let name = row_name(case, memprobe, own);
     let seconds = |seconds| format!("{seconds:.1} s");
     let count = |value: &dyn Fn(&Run) -> Option<u64>| {
         let value = median(&|run| value(run).map(|count| count as f64));

@@ -42,10 +42,10 @@ pub(in crate::bench) struct Figures {
 }
 
 impl Run {
-    pub(super) fn sample(&self, case: &Case, memprobe: &Path) -> Value {
+    /// The run's figures, under the name of its row.
+    pub(super) fn sample(&self, row: &str) -> Value {
         json!({
-            "case": case.name,
-            "memprobe": memprobe,
+            "case": row,
             "whole_time_ms": self.wall.as_secs_f64() * 1e3,
             "cpu_ms": self.cpu.as_secs_f64() * 1e3,
             "longest_gap_ms": self.gap.map(|gap| gap.as_secs_f64() * 1e3),

@@ -207,7 +207,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_measurement_with_a_path_of_the_checkout_is_not_kept() {
+    fn a_measurement_with_a_path_of_the_checkout_is_refused() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("docs")).unwrap();
         put(root.path(), vec![part()]).unwrap();

@@ -257,13 +257,13 @@ fn choose(
     ];
     kinds.iter().find_map(|kinds| {
         let rows = rows.iter().filter(|row| kinds.contains(&row.kind));
-        let mut sized: Vec<(u64, &Iteration)> = rows
+        let sized: Vec<(u64, &Iteration)> = rows
             .filter_map(|row| Some((making.forward(&row.intervals)?, row)))
             .collect();
         let of = sized.len() as u64;
         let is_decided = |row: &Iteration| undecided.range(row.intervals.clone()).next().is_none();
-        sized.sort_by_cached_key(|(bytes, row)| Reverse((*bytes, is_decided(row), row.number)));
-        let (_, iteration) = sized.first()?;
-        Some(((*iteration).clone(), of))
+        let key = |(bytes, row): &(u64, &Iteration)| Reverse((*bytes, is_decided(row), row.number));
+        let (_, iteration) = sized.into_iter().min_by_key(key)?;
+        Some((iteration.clone(), of))
     })
 }

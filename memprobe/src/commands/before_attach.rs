@@ -33,7 +33,7 @@ use crate::ledger::snapshot::BaselineKind;
 use crate::session::{HostEvent, HostItem, priority};
 use crate::tensors::{agreed, named};
 use crate::torch::tensors::ReadProgress;
-use crate::view::{consistency, percent};
+use crate::view::{consistency, count, percent};
 
 /// Most blocks that can get a label.
 const MAX_BLOCKS: usize = 1 << 20;
@@ -101,6 +101,8 @@ struct ObjectsRead {
     consistency: Consistency,
     /// Reason for which some of the objects are missing.
     missing: Option<Arc<str>>,
+    /// The most tensors that memprobe reads, if the process has more: another reading would find no more.
+    limit: Option<u64>,
     /// The end of the reading.
     end: TimeNs,
     took: Duration,
@@ -271,7 +273,8 @@ impl BaselineLabeler {
         let explained = labels.blocks.iter().filter(is_explained);
         let explained: u64 = explained.map(|block| block.size.0).sum();
         let rest = self.live.saturating_sub(explained);
-        let is_enough = rest <= self.live / UNEXPLAINED || self.attempts >= MAX_ATTEMPTS;
+        let is_last = read.limit.is_some() || self.attempts >= MAX_ATTEMPTS;
+        let is_enough = rest <= self.live / UNEXPLAINED || is_last;
         let wait = match is_enough {
             true => REFRESH.max(read.took * SHARE),
             false => PAUSE,
@@ -316,9 +319,13 @@ fn in_words(read: &ObjectsRead) -> String {
         Consistency::Running => "its objects were read while it ran".to_owned(),
         how @ Consistency::Paused { .. } => consistency(how),
     };
-    match &read.missing {
-        Some(reason) => format!("{how}, but not all: {reason}"),
-        None => how,
+    match (&read.missing, read.limit) {
+        (Some(reason), _) => format!("{how}, but not all: {reason}"),
+        (None, Some(limit)) => {
+            let limit = count(limit);
+            format!("{how}, but not all: it has more than {limit} tensors, the most that are read")
+        }
+        (None, None) => how,
     }
 }
 

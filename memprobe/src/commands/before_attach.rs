@@ -30,6 +30,7 @@ use crate::event::{
 };
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::BaselineKind;
+use crate::probe::heap::give_back_freed;
 use crate::session::{HostEvent, HostItem, priority};
 use crate::tensors::{agreed, named};
 use crate::torch::tensors::ReadProgress;
@@ -335,27 +336,31 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
     let begun = Instant::now();
     let once = || {
         let snapshot = taken(tgid, mode, Allocators::Cuda, &ReadProgress::default())?;
-        let labels = named(&snapshot, tgid);
-        Ok::<_, anyhow::Error>((labels, snapshot.consistency, snapshot.missing_objects))
+        Ok::<_, anyhow::Error>(ObjectsRead {
+            labels: named(&snapshot, tgid),
+            consistency: snapshot.consistency,
+            missing: snapshot.missing_objects,
+            limit: snapshot.limit,
+            end: snapshot.moment,
+            took: Duration::ZERO,
+        })
     };
-    let (mut labels, consistency, mut missing) = once()?;
+    let mut read = once()?;
     if mode == CaptureMode::Running {
-        let (again, _, missing_again) = once()?;
-        labels = agreed(&labels, again);
-        missing = missing.or(missing_again);
+        give_back_freed();
+        let again = once()?;
+        read = ObjectsRead {
+            labels: agreed(&read.labels, again.labels),
+            missing: read.missing.or(again.missing),
+            limit: read.limit.or(again.limit),
+            end: crate::session::now(),
+            ..read
+        };
     }
-    let took = begun.elapsed();
-    log::debug!("objects of process {} read in {took:?}", tgid.0);
-    Ok(ObjectsRead {
-        end: match mode {
-            CaptureMode::Running => crate::session::now(),
-            CaptureMode::Paused | CaptureMode::AtOnce => labels.time,
-        },
-        labels,
-        consistency,
-        missing,
-        took,
-    })
+    give_back_freed();
+    read.took = begun.elapsed();
+    log::debug!("objects of process {} read in {:?}", tgid.0, read.took);
+    Ok(read)
 }
 
 /// Readers of the recorded processes that had memory before attach.
@@ -482,6 +487,7 @@ mod tests {
             },
             consistency: Consistency::Running,
             missing: None,
+            limit: None,
             end: TimeNs(20),
             took: Duration::from_millis(1),
         }));
@@ -514,7 +520,7 @@ mod tests {
 
     #[test]
     fn a_reading_that_lacks_objects_says_so() {
-        let read = |missing: Option<&str>| ObjectsRead {
+        let read = |missing: Option<&str>, limit| ObjectsRead {
             labels: BlockLabels {
                 time: TimeNs(10),
                 tgid: Tgid(7),
@@ -524,14 +530,46 @@ mod tests {
             },
             consistency: Consistency::Running,
             missing: missing.map(Into::into),
+            limit,
             end: TimeNs(20),
             took: Duration::from_millis(1),
         };
-        assert_eq!(in_words(&read(None)), "its objects were read while it ran");
-        assert_eq!(
-            in_words(&read(Some("Python's garbage collector is at work"))),
-            "its objects were read while it ran, but not all: Python's garbage collector is at work"
+        let whole = "its objects were read while it ran";
+        assert_eq!(in_words(&read(None, None)), whole);
+        let collecting = "Python's garbage collector is at work";
+        let parts = [
+            (read(Some(collecting), None), collecting),
+            (
+                read(None, Some(1200)),
+                "it has more than 1,200 tensors, the most that are read",
+            ),
+        ];
+        for (read, reason) in parts {
+            assert_eq!(in_words(&read), format!("{whole}, but not all: {reason}"));
+        }
+    }
+
+    #[test]
+    fn a_reading_that_reached_the_limit_of_tensors_is_the_last_until_memory_was_freed() {
+        let words = |limit| {
+            let mut labeler = read();
+            labeler.attempts = 1;
+            let ReadingState::Read(Ok(read)) = &mut labeler.state else {
+                panic!("a reading");
+            };
+            read.limit = limit;
+            let said = labeler.place(true, |_| ()).and_then(|placed| placed.said);
+            (said, labeler.labeled)
+        };
+        // Nothing of the blocks is explained: another attempt follows, unless it would find no more.
+        assert_eq!(words(None), (None, 0));
+        let (said, labeled) = words(Some(1200));
+        let said = said.expect("a sentence about the last reading");
+        assert!(
+            said.contains("0% explained") && said.contains("1,200 tensors"),
+            "{said}"
         );
+        assert_eq!(labeled, 1024);
     }
 
     #[test]

@@ -289,6 +289,14 @@ impl<H: HeapReader> Capture<'_, H> {
     /// A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
     fn running(&self) -> CaptureResult<H> {
         let (image, (mut moment, mut found)) = self.look_at_running(ScanUse::Result);
+        // What was read of PyTorch's objects is in `found`.
+        let extent = image.extent();
+        image.keep_marked();
+        log::debug!(
+            "{} MiB read, {} MiB of it for names",
+            extent.bytes >> 20,
+            image.extent().bytes >> 20
+        );
         let result = self.reader.conclude(&image, &mut moment, &mut found);
         // Objects that were freed meanwhile are no table of an empty process.
         if at_work(self.python).is_some_and(is_of_the_end) {
@@ -298,7 +306,10 @@ impl<H: HeapReader> Capture<'_, H> {
             moment,
             more: found,
             result,
-            extent: image.extent(),
+            extent: ImageExtent {
+                missed: image.extent().missed,
+                ..extent
+            },
             consistency: Consistency::Running,
         })
     }

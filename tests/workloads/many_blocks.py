@@ -34,7 +34,10 @@ def run(options, kept, steps):
             made = below(options.depth)
             if options.leak:
                 kept.append(made)
-            work(options.work)
+            if steps and options.work:
+                steps.timed(lambda: work(options.work))
+            else:
+                work(options.work)
         if steps:
             steps.add()
         if options.pause:

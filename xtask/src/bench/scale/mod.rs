@@ -76,7 +76,8 @@ pub fn measure(
     table.note(
         "Medians. The gap is the longest time that a thread of the process could not look at its clock: its pause, \
          or the work of others. \"Slower\" is the growth of the CPU time that the process's own thread takes for a round, \
-         in the worst ten seconds of each run.",
+         in the worst ten seconds of each run; with the budget, for the same time of a loop in each round, and against \
+         the worst ten seconds of as long a time without memprobe.",
     );
     Ok(table)
 }

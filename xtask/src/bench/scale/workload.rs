@@ -24,11 +24,14 @@ pub(super) struct Workload {
     progress: Arc<Mutex<Vec<Progress>>>,
 }
 
-/// Line `steps N SECONDS`: rounds so far, and the CPU time of their thread.
+/// Line `steps N SECONDS` or `steps N SECONDS TIMED`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Progress {
     at: Instant,
-    rounds: f64,
+    /// Work so far: rounds, or the CPU time of a loop in each round that memprobe does not touch. The other processes of
+    /// the machine slow the loop as much as the rest of a round, by a tenth and more.
+    work: f64,
+    /// CPU time of the thread so far, in seconds.
     cpu_s: f64,
 }
 
@@ -104,8 +107,8 @@ impl Workload {
         Ok(longest(&fs::read_to_string(gaps)?))
     }
 
-    /// CPU time of a round between two moments, in seconds: the highest average of any ten seconds, or of the whole
-    /// time if it is shorter. Returns `None` without two lines of progress.
+    /// CPU time of a unit of [`Progress::work`] between two moments, in seconds: the highest average of any ten seconds,
+    /// or of the whole time if it is shorter. Returns `None` without two lines of progress.
     pub(super) fn cost_of_a_round(&self, from: Instant, to: Instant) -> Option<f64> {
         let progress = self.progress.lock().expect(ADDS);
         let within = progress.iter().filter(|one| from <= one.at && one.at <= to);
@@ -120,20 +123,22 @@ fn highest_cost(progress: &[Progress]) -> Option<f64> {
         let end = progress.iter().find(is_end);
         let is_first = first.at == progress[0].at;
         let end = end.or(is_first.then_some(last))?;
-        let rounds = end.rounds - first.rounds;
-        (rounds > 0.0).then(|| (end.cpu_s - first.cpu_s) / rounds)
+        let work = end.work - first.work;
+        (work > 0.0).then(|| (end.cpu_s - first.cpu_s) / work)
     });
     costs.max_by(f64::total_cmp)
 }
 
 impl Progress {
     fn parse(line: &str, at: Instant) -> Option<Self> {
-        let (rounds, cpu_s) = line.strip_prefix("steps ")?.split_once(' ')?;
-        Some(Self {
-            at,
-            rounds: rounds.parse().ok()?,
-            cpu_s: cpu_s.parse().ok()?,
-        })
+        let figures = line.strip_prefix("steps ")?.split(' ');
+        let figures: Result<Vec<f64>, _> = figures.map(str::parse).collect();
+        let (work, cpu_s) = match *figures.ok()? {
+            [rounds, cpu_s] => (rounds, cpu_s),
+            [_, cpu_s, timed_s] => (timed_s, cpu_s),
+            _ => return None,
+        };
+        Some(Self { at, work, cpu_s })
     }
 }
 
@@ -151,19 +156,21 @@ impl Drop for Workload {
 mod tests {
     use super::*;
 
-    fn progress(start: Instant, seconds: u64, rounds: f64, cpu_s: f64) -> Progress {
+    fn progress(start: Instant, seconds: u64, work: f64, cpu_s: f64) -> Progress {
         Progress {
             at: start + Duration::from_secs(seconds),
-            rounds,
+            work,
             cpu_s,
         }
     }
 
     #[test]
-    fn a_line_of_progress_has_rounds_and_cpu_time() {
+    fn a_line_of_progress_has_work_and_cpu_time() {
         let at = Instant::now();
         let read = Progress::parse("steps 12 0.250000", at).unwrap();
         assert_eq!(read, progress(at, 0, 12.0, 0.25));
+        let read = Progress::parse("steps 12 0.250000 0.200000", at).unwrap();
+        assert_eq!(read, progress(at, 0, 0.2, 0.25));
         assert_eq!(Progress::parse("READY 7", at), None);
     }
 

@@ -493,7 +493,7 @@ impl ScanUse {
     /// True if another scan would serve this use no better. The pages of tables that change are read again in the pause.
     fn accepts(self, broken: Option<Broken>, elapsed: Duration) -> bool {
         match (broken, self) {
-            (None, _) | (Some(Broken::Allocating), Self::Pages) => true,
+            (None | Some(Broken::TooMany), _) | (Some(Broken::Allocating), Self::Pages) => true,
             (Some(Broken::Allocating), Self::Result) => elapsed >= LONG_SCAN,
             (Some(_), _) => false,
         }
@@ -505,7 +505,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allocator_at_work_repeats_only_short_scans_for_a_result() {
+    fn an_allocator_at_work_repeats_short_scans_for_a_result_and_the_limit_repeats_none() {
         let allocating = Some(Broken::Allocating);
         assert!(ScanUse::Pages.accepts(allocating, Duration::ZERO));
         assert!(!ScanUse::Result.accepts(allocating, Duration::ZERO));
@@ -513,6 +513,7 @@ mod tests {
         let changed = Some(Broken::Link(0x7000));
         for purpose in [ScanUse::Pages, ScanUse::Result] {
             assert!(purpose.accepts(None, Duration::ZERO));
+            assert!(purpose.accepts(Some(Broken::TooMany), Duration::ZERO));
             assert!(!purpose.accepts(changed, LONG_SCAN));
         }
     }

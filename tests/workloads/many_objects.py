@@ -79,7 +79,7 @@ class Steps:
         self.timed_ns = 0
 
     def timed(self, part):
-        """Does a part of a round that does the same each time and that nobody can slow down but the machine."""
+        """Runs a part of a round that does the same work each time, without an allocation of GPU memory."""
         begin = time.thread_time_ns()
         part()
         self.timed_ns += time.thread_time_ns() - begin

@@ -184,6 +184,18 @@ impl HeapScan {
     }
 }
 
+/// Drops memory that names do not need, once PyTorch's objects in it were read. Returns the extent before.
+fn keep_for_names(image: &Image<ProcessMemory>) -> ImageExtent {
+    let extent = image.extent();
+    image.keep_marked();
+    log::debug!(
+        "{} of {} MiB kept for names",
+        image.extent().bytes >> 20,
+        extent.bytes >> 20
+    );
+    extent
+}
+
 /// Current time on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 fn now() -> TimeNs {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -289,14 +301,7 @@ impl<H: HeapReader> Capture<'_, H> {
     /// A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
     fn running(&self) -> CaptureResult<H> {
         let (image, (mut moment, mut found)) = self.look_at_running(ScanUse::Result);
-        // What was read of PyTorch's objects is in `found`.
-        let extent = image.extent();
-        image.keep_marked();
-        log::debug!(
-            "{} MiB read, {} MiB of it for names",
-            extent.bytes >> 20,
-            image.extent().bytes >> 20
-        );
+        let extent = keep_for_names(&image);
         let result = self.reader.conclude(&image, &mut moment, &mut found);
         // Objects that were freed meanwhile are no table of an empty process.
         if at_work(self.python).is_some_and(is_of_the_end) {
@@ -334,10 +339,7 @@ impl<H: HeapReader> Capture<'_, H> {
             self.progress.begin(ReadStage::Copy);
             let (mut moment_of_copy, mut copied) = self.look_with(&image, ScanScope::Copy, tables);
             moment_of_copy.at = stood.at;
-            let copied_extent = image.extent();
-            // What was read of PyTorch's objects is in `copied`.
-            image.keep_marked();
-            log::debug!("{} MiB of the copy for names", image.extent().bytes >> 20);
+            let copied_extent = keep_for_names(&image);
             self.progress.begin(ReadStage::Naming);
             let result = self
                 .reader

@@ -24,7 +24,7 @@ use self::untagged::UntaggedMemory;
 use super::Allocators;
 use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::bytes::human;
-use crate::event::tensors::Consistency;
+use crate::event::tensors::{Consistency, TensorSnapshot};
 use crate::event::{
     Action, Address, BlockLabels, Bytes, CallPaths, DeviceIndex, Event, LabeledBlock, Tgid, TimeNs,
 };
@@ -100,10 +100,10 @@ enum ReadingState {
 struct ObjectsRead {
     labels: BlockLabels,
     consistency: Consistency,
-    /// Reason for which some of the objects are missing.
-    missing: Option<Arc<str>>,
-    /// The most tensors that memprobe reads, if the process has more: another reading would find no more.
-    limit: Option<u64>,
+    /// Reasons for which some of the objects are missing.
+    missing: Vec<String>,
+    /// True if a limit of memprobe is among them: another reading would miss as many.
+    has_reached_limit: bool,
     /// The end of the reading.
     end: TimeNs,
     took: Duration,
@@ -274,7 +274,7 @@ impl BaselineLabeler {
         let explained = labels.blocks.iter().filter(is_explained);
         let explained: u64 = explained.map(|block| block.size.0).sum();
         let rest = self.live.saturating_sub(explained);
-        let is_last = read.limit.is_some() || self.attempts >= MAX_ATTEMPTS;
+        let is_last = read.has_reached_limit || self.attempts >= MAX_ATTEMPTS;
         let is_enough = rest <= self.live / UNEXPLAINED || is_last;
         let wait = match is_enough {
             true => REFRESH.max(read.took * SHARE),
@@ -320,14 +320,20 @@ fn in_words(read: &ObjectsRead) -> String {
         Consistency::Running => "its objects were read while it ran".to_owned(),
         how @ Consistency::Paused { .. } => consistency(how),
     };
-    match (&read.missing, read.limit) {
-        (Some(reason), _) => format!("{how}, but not all: {reason}"),
-        (None, Some(limit)) => {
-            let limit = count(limit);
-            format!("{how}, but not all: it has more than {limit} tensors, the most that are read")
-        }
-        (None, None) => how,
+    match read.missing.as_slice() {
+        [] => how,
+        reasons => format!("{how}, but not all: {}", reasons.join(", and ")),
     }
+}
+
+/// Returns the reasons for which objects or tensors are missing, as text for people.
+fn missing(snapshot: &TensorSnapshot) -> Vec<String> {
+    let objects = snapshot.missing_objects.as_deref().map(str::to_owned);
+    let tensors = snapshot.limit.map(|limit| {
+        let limit = count(limit);
+        format!("it has more than {limit} tensors, the most that are read")
+    });
+    objects.into_iter().chain(tensors).collect()
 }
 
 /// Reads the objects of a process for the labels of its blocks.
@@ -339,8 +345,8 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
         Ok::<_, anyhow::Error>(ObjectsRead {
             labels: named(&snapshot, tgid),
             consistency: snapshot.consistency,
-            missing: snapshot.missing_objects,
-            limit: snapshot.limit,
+            missing: missing(&snapshot),
+            has_reached_limit: snapshot.has_reached_limit(),
             end: snapshot.moment,
             took: Duration::ZERO,
         })
@@ -349,13 +355,14 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
     if mode == CaptureMode::Running {
         give_back_freed();
         let again = once()?;
-        read = ObjectsRead {
-            labels: agreed(&read.labels, again.labels),
-            missing: read.missing.or(again.missing),
-            limit: read.limit.or(again.limit),
-            end: crate::session::now(),
-            ..read
-        };
+        for reason in again.missing {
+            if !read.missing.contains(&reason) {
+                read.missing.push(reason);
+            }
+        }
+        read.has_reached_limit |= again.has_reached_limit;
+        read.labels = agreed(&read.labels, again.labels);
+        read.end = crate::session::now();
     }
     give_back_freed();
     read.took = begun.elapsed();
@@ -486,8 +493,8 @@ mod tests {
                 tags: Vec::new(),
             },
             consistency: Consistency::Running,
-            missing: None,
-            limit: None,
+            missing: Vec::new(),
+            has_reached_limit: false,
             end: TimeNs(20),
             took: Duration::from_millis(1),
         }));
@@ -519,56 +526,69 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_that_lacks_objects_says_so() {
-        let read = |missing: Option<&str>, limit| ObjectsRead {
-            labels: BlockLabels {
-                time: TimeNs(10),
-                tgid: Tgid(7),
-                blocks: Vec::new(),
-                optimizers: Vec::new(),
-                tags: Vec::new(),
-            },
-            consistency: Consistency::Running,
-            missing: missing.map(Into::into),
-            limit,
-            end: TimeNs(20),
-            took: Duration::from_millis(1),
+    fn a_reading_that_lacks_objects_says_each_reason() {
+        let words = |objects: Option<&str>, limit| {
+            let mut labeler = read();
+            let ReadingState::Read(Ok(read)) = &mut labeler.state else {
+                panic!("a reading");
+            };
+            read.missing = missing(&TensorSnapshot {
+                missing_objects: objects.map(Into::into),
+                limit,
+                ..TensorSnapshot::default()
+            });
+            in_words(read)
         };
         let whole = "its objects were read while it ran";
-        assert_eq!(in_words(&read(None, None)), whole);
+        assert_eq!(words(None, None), whole);
         let collecting = "Python's garbage collector is at work";
-        let parts = [
-            (read(Some(collecting), None), collecting),
-            (
-                read(None, Some(1200)),
-                "it has more than 1,200 tensors, the most that are read",
-            ),
-        ];
-        for (read, reason) in parts {
-            assert_eq!(in_words(&read), format!("{whole}, but not all: {reason}"));
+        let many = "it has more than 1,200 tensors, the most that are read";
+        let both = format!("{collecting}, and {many}");
+        for (read, reasons) in [
+            (words(Some(collecting), None), collecting),
+            (words(None, Some(1200)), many),
+            (words(Some(collecting), Some(1200)), both.as_str()),
+        ] {
+            assert_eq!(read, format!("{whole}, but not all: {reasons}"));
         }
     }
 
     #[test]
-    fn a_reading_that_reached_the_limit_of_tensors_is_the_last_until_memory_was_freed() {
-        let words = |limit| {
+    fn a_reading_that_reached_a_limit_is_the_last_until_memory_was_freed() {
+        let outcome = |snapshot: &TensorSnapshot| {
             let mut labeler = read();
             labeler.attempts = 1;
             let ReadingState::Read(Ok(read)) = &mut labeler.state else {
                 panic!("a reading");
             };
             read.labels.blocks.truncate(1);
-            read.limit = limit;
+            read.missing = missing(snapshot);
+            read.has_reached_limit = snapshot.has_reached_limit();
             let said = labeler.place(true, |_| ()).and_then(|placed| placed.said);
             (said, labeler.labeled)
         };
         // One of two blocks is explained: another attempt follows, unless it would find no more.
-        assert_eq!(words(None), (None, 0));
-        let (said, labeled) = words(Some(1200));
-        let said = said.expect("a sentence about the last reading");
-        assert!(said.contains("50.0% explained"), "{said}");
-        assert!(said.contains("1,200 tensors"), "{said}");
-        assert_eq!(labeled, 1024);
+        let collecting = TensorSnapshot {
+            missing_objects: Some("Python's garbage collector is at work".into()),
+            ..TensorSnapshot::default()
+        };
+        assert_eq!(outcome(&collecting), (None, 0));
+        let tensors = TensorSnapshot {
+            limit: Some(1200),
+            ..TensorSnapshot::default()
+        };
+        let objects = TensorSnapshot {
+            missing_objects: Some("there are more than 1200 Python objects".into()),
+            has_more_objects: true,
+            ..TensorSnapshot::default()
+        };
+        for (snapshot, reason) in [(tensors, "1,200 tensors"), (objects, "1200 Python objects")] {
+            let (said, labeled) = outcome(&snapshot);
+            let said = said.expect("a sentence about the last reading");
+            assert!(said.contains("50.0% explained"), "{said}");
+            assert!(said.contains(reason), "{said}");
+            assert_eq!(labeled, 1024);
+        }
     }
 
     #[test]

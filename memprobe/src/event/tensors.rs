@@ -43,6 +43,8 @@ pub struct TensorSnapshot {
     pub limit: Option<u64>,
     /// Reason for which some of Python's objects are missing, as text for people: then tensors may be missing too.
     pub missing_objects: Option<Arc<str>>,
+    /// True if the process has more Python objects than memprobe reads; false if read from a file.
+    pub has_more_objects: bool,
     /// The KV caches that a server's scheduler divides among requests.
     pub kv: KvCaches,
     /// Allocations that the program itself has tagged; empty if read from a file.
@@ -53,6 +55,11 @@ impl TensorSnapshot {
     /// True if every tensor was read: then a block without one has none.
     pub fn has_all_tensors(&self) -> bool {
         self.limit.is_none() && self.missing_objects.is_none()
+    }
+
+    /// True if the process has more tensors or Python objects than memprobe reads: another reading would miss as many.
+    pub const fn has_reached_limit(&self) -> bool {
+        self.limit.is_some() || self.has_more_objects
     }
 }
 

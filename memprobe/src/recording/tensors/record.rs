@@ -233,6 +233,7 @@ impl SnapshotRecord<'_> {
             unread: self.unread.0.into_iter().map(Into::into).collect(),
             limit: self.tensor_limit,
             missing_objects: self.missing_objects.map(Into::into),
+            has_more_objects: false,
             kv: self
                 .kv_cache
                 .map_or_else(|| Ok(Default::default()), KvCachesRecord::read)?,

@@ -130,6 +130,7 @@ pub fn take(
         unread,
         limit: captured.more.limit(),
         missing_objects,
+        has_more_objects: captured.moment.broken == Some(Broken::TooMany),
         ..captured.result
     };
     let blocks = &mut snapshot.blocks;

@@ -81,7 +81,7 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     }
     table.note(format!(
         "User and system time over {} s, the start not counted; what is memprobe's is anonymous memory, the \
-         rest is its program file and the ring buffer.",
+         rest is its program file and the ring buffer, which is mapped twice and counts once.",
         MEASURED.as_secs()
     ));
     Ok(table)
@@ -105,7 +105,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// Memory of a process, in KiB.
+/// Memory of a process, in KiB; a ring buffer, which is mapped twice in a row, counts once.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) resident: u64,
@@ -117,7 +117,17 @@ impl Memory {
     pub(super) fn of(pid: u32) -> Result<Self> {
         let status =
             fs::read_to_string(format!("/proc/{pid}/status")).context("memprobe has ended")?;
-        Self::parse(&status).context("/proc/PID/status tells no memory")
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).context("memprobe has ended")?;
+        let twice = Self::parse(&status).context("/proc/PID/status tells no memory")?;
+        Ok(twice.without(second_mapping(&maps)))
+    }
+
+    const fn without(self, mapped_twice: u64) -> Self {
+        Self {
+            resident: self.resident.saturating_sub(mapped_twice),
+            most: self.most.saturating_sub(mapped_twice),
+            ..self
+        }
     }
 
     /// Parses the text of `/proc/PID/status` (proc_pid_status(5)).
@@ -132,6 +142,20 @@ impl Memory {
             anonymous: field("RssAnon:")?,
         })
     }
+}
+
+/// Returns the KiB of the ring buffer that the kernel counts twice, from the text of `/proc/PID/maps`. Its data pages
+/// follow the page of a position, and themselves again (`ringbuf_map_mmap_kern`, kernel/bpf/ringbuf.c@v6.18).
+fn second_mapping(maps: &str) -> u64 {
+    let sizes = maps.lines().filter(|line| line.ends_with("bpf-map"));
+    let sizes = sizes.filter_map(|line| {
+        let (begin, end) = line.split_once(' ')?.0.split_once('-')?;
+        let address = |text| u64::from_str_radix(text, 16).ok();
+        address(end)?.checked_sub(address(begin)?)
+    });
+    const POSITION: u64 = 4096;
+    let data = sizes.max().unwrap_or(0).saturating_sub(POSITION);
+    data / 2 / 1024
 }
 
 pub(super) fn mebibytes(kib: u64) -> String {
@@ -159,5 +183,28 @@ mod tests {
         };
         assert_eq!(Memory::parse(status), Some(memory));
         assert_eq!(mebibytes(1536), "1.5 MiB");
+    }
+
+    #[test]
+    fn a_ring_buffer_counts_once() {
+        let maps = "7f0000000000-7f0000001000 rw-s 00000000 00:0e 1057  anon_inode:bpf-map\n\
+                    7f0000002000-7f0000403000 r--s 00001000 00:0e 1057  anon_inode:bpf-map\n\
+                    7f0000500000-7f0100500000 r--p 00000000 fe:00 99  /usr/lib/libc.so.6\n";
+        assert_eq!(second_mapping(maps), 2048);
+        assert_eq!(
+            second_mapping("7f0000000000-7f0000001000 rw-p 0 00:00 0\n"),
+            0
+        );
+        let memory = Memory {
+            resident: 3000,
+            most: 4000,
+            anonymous: 512,
+        };
+        let once = Memory {
+            resident: 952,
+            most: 1952,
+            anonymous: 512,
+        };
+        assert_eq!(memory.without(2048), once);
     }
 }

@@ -77,7 +77,8 @@ pub fn measure(
         "Medians. The gap is the longest time that a thread of the process could not look at its clock: its pause, \
          or the work of others. \"Slower\" is the growth of the CPU time that the process's own thread takes for a round, \
          in the worst ten seconds of each run; with the budget, for the same time of a loop in each round, and against \
-         the worst ten seconds of as long a time without memprobe.",
+         the worst ten seconds of as long a time without memprobe. Memory is the most that memprobe had resident, \
+         its program file included; the ring buffer, which is mapped twice, counts once.",
     );
     Ok(table)
 }

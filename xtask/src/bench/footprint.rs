@@ -62,8 +62,8 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
             format!("{rate:.0}"),
             format!("{:.1} %", 100.0 * cpu / elapsed),
             format!("{:.2}", 1e6 * cpu / elapsed / rate),
-            mebibytes(memory.resident),
-            mebibytes(memory.most),
+            mebibytes(memory.resident()),
+            mebibytes(memory.most()),
             mebibytes(memory.anonymous),
         ];
         eprintln!("  {}: {} of a core", row[0], row[2]);
@@ -73,8 +73,8 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
             "seconds": paced.seconds,
             "cpu_seconds": cpu,
             "measured_seconds": elapsed,
-            "resident_kib": memory.resident,
-            "most_kib": memory.most,
+            "resident_kib": memory.resident(),
+            "most_kib": memory.most(),
             "anonymous_kib": memory.anonymous,
         })]);
         table.row(row);
@@ -105,12 +105,14 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// Memory of a process, in KiB; a ring buffer, which is mapped twice in a row, counts once.
-#[derive(Debug, PartialEq, Eq)]
+/// Memory of a process, in KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    pub(super) resident: u64,
-    pub(super) most: u64,
-    pub(super) anonymous: u64,
+    resident: u64,
+    most: u64,
+    anonymous: u64,
+    /// Part of a ring buffer that counts twice in `resident` and `most`, because it is mapped twice.
+    mapped_twice: u64,
 }
 
 impl Memory {
@@ -118,16 +120,29 @@ impl Memory {
         let status =
             fs::read_to_string(format!("/proc/{pid}/status")).context("memprobe has ended")?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).context("memprobe has ended")?;
-        let twice = Self::parse(&status).context("/proc/PID/status tells no memory")?;
-        Ok(twice.without(second_mapping(&maps)))
+        let memory = Self::parse(&status).context("/proc/PID/status tells no memory")?;
+        Ok(Self {
+            mapped_twice: second_mapping(&maps),
+            ..memory
+        })
     }
 
-    const fn without(self, mapped_twice: u64) -> Self {
-        Self {
-            resident: self.resident.saturating_sub(mapped_twice),
-            most: self.most.saturating_sub(mapped_twice),
-            ..self
-        }
+    /// Resident memory, a ring buffer counted once.
+    pub(super) const fn resident(self) -> u64 {
+        self.resident.saturating_sub(self.mapped_twice)
+    }
+
+    /// The most resident memory so far, a ring buffer counted once.
+    pub(super) const fn most(self) -> u64 {
+        self.most.saturating_sub(self.mapped_twice)
+    }
+
+    /// Adds a later reading: the highest of each figure counts. A program that ends has unmapped its ring buffer.
+    pub(super) fn add(&mut self, later: Self) {
+        self.resident = self.resident.max(later.resident);
+        self.most = self.most.max(later.most);
+        self.anonymous = self.anonymous.max(later.anonymous);
+        self.mapped_twice = self.mapped_twice.max(later.mapped_twice);
     }
 
     /// Parses the text of `/proc/PID/status` (proc_pid_status(5)).
@@ -140,6 +155,7 @@ impl Memory {
             resident: field("VmRSS:")?,
             most: field("VmHWM:")?,
             anonymous: field("RssAnon:")?,
+            mapped_twice: 0,
         })
     }
 }
@@ -180,6 +196,7 @@ mod tests {
             resident: 1024,
             most: 2048,
             anonymous: 512,
+            mapped_twice: 0,
         };
         assert_eq!(Memory::parse(status), Some(memory));
         assert_eq!(mebibytes(1536), "1.5 MiB");
@@ -195,16 +212,19 @@ mod tests {
             second_mapping("7f0000000000-7f0000001000 rw-p 0 00:00 0\n"),
             0
         );
-        let memory = Memory {
+        let mut memory = Memory {
             resident: 3000,
             most: 4000,
             anonymous: 512,
+            mapped_twice: 2048,
         };
-        let once = Memory {
-            resident: 952,
-            most: 1952,
-            anonymous: 512,
-        };
-        assert_eq!(memory.without(2048), once);
+        assert_eq!((memory.resident(), memory.most()), (952, 1952));
+        // It is still known once the program has unmapped it.
+        memory.add(Memory {
+            most: 4100,
+            mapped_twice: 0,
+            ..memory
+        });
+        assert_eq!(memory.most(), 2052);
     }
 }

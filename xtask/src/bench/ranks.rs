@@ -265,7 +265,10 @@ impl RankRun {
         let before = cpu_seconds(memprobe)?;
         self.touch("go")?;
         running.wait_for("over")?;
-        let (cpu, memory) = (cpu_seconds(memprobe)? - before, Memory::of(memprobe)?.most);
+        let (cpu, memory) = (
+            cpu_seconds(memprobe)? - before,
+            Memory::of(memprobe)?.most(),
+        );
         self.touch("until")?;
         running.finish()?;
         let said = fs::read_to_string(self.path("said"))?;
@@ -298,7 +301,7 @@ impl RankRun {
         running.wait_for("over")?;
         let cpu =
             cpu_seconds(top.0.id()).context("the ranks took longer than `top` listens")? - before;
-        let memory = Memory::of(top.0.id())?.most;
+        let memory = Memory::of(top.0.id())?.most();
         let status = top.0.wait()?;
         ensure!(status.success(), "`top` failed ({status})");
         self.touch("until")?;

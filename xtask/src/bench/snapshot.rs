@@ -184,7 +184,7 @@ impl Target {
         let status = loop {
             // Reading fails once the process has ended.
             if let Ok(now) = Memory::of(memprobe.id()) {
-                memory = memory.max(now.most);
+                memory = memory.max(now.most());
             }
             if let Some(status) = memprobe.try_wait()? {
                 break status;

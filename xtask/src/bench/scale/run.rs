@@ -140,7 +140,7 @@ fn on_screen(command: Command, time: Duration) -> Result<Run> {
     let start = Instant::now();
     let attached = Attached::on_a_terminal(command)?;
     sleep(time);
-    let memory = Memory::of(attached.pid())?.most;
+    let memory = Memory::of(attached.pid())?.most();
     let lost = attached.detach()?;
     Ok(Run {
         wall: start.elapsed(),
@@ -186,14 +186,14 @@ pub(in crate::bench) fn wait(memprobe: Child) -> Result<u64> {
 
 fn end(mut memprobe: Child) -> Result<(ExitStatus, u64)> {
     let start = Instant::now();
-    let mut memory = 0;
+    let mut memory = Memory::default();
     loop {
         // Reading fails once the process has ended.
         if let Ok(now) = Memory::of(memprobe.id()) {
-            memory = memory.max(now.most);
+            memory.add(now);
         }
         if let Some(status) = memprobe.try_wait()? {
-            return Ok((status, memory));
+            return Ok((status, memory.most()));
         }
         if start.elapsed() > LIMIT {
             memprobe.kill()?;

@@ -163,7 +163,7 @@ pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Tabl
     table.note(format!(
         "Medians of {TURNS} turns of {EVENTS} events a rank, forks of one process on a simulated GPU each; what was lost and \
          the ranks whose sums are right are of all turns together. memprobe's CPU time is over the time of the ranks; its memory \
-         is the most that it had resident, program file and ring buffer included."
+         is the most that it had resident, with its program file and its ring buffer, which is mapped twice and counts once."
     ));
     Ok(table)
 }

@@ -180,11 +180,11 @@ impl Target {
         command.stderr(File::create(programs.recordings.join("snapshot.txt"))?);
         let start = Instant::now();
         let mut memprobe = command.spawn().context("memprobe does not start")?;
-        let mut memory = 0;
+        let mut memory = Memory::default();
         let status = loop {
             // Reading fails once the process has ended.
             if let Ok(now) = Memory::of(memprobe.id()) {
-                memory = memory.max(now.most());
+                memory.add(now);
             }
             if let Some(status) = memprobe.try_wait()? {
                 break status;
@@ -199,7 +199,7 @@ impl Target {
             said: serde_json::from_reader(std::io::BufReader::new(File::open(&output)?))?,
             gap: longest(&fs::read_to_string(self.path("gaps"))?),
             wall,
-            memory,
+            memory: memory.most(),
         })
     }
 

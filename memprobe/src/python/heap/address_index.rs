@@ -16,7 +16,7 @@ const WORDS: usize = 1 << (REGION - ALIGNED - u64::BITS.trailing_zeros());
 ///
 /// A region takes 648 bytes. The memory that a snapshot keeps bounds the number of regions.
 #[derive(Debug, Default)]
-pub(super) struct AddressIndex {
+pub(crate) struct AddressIndex {
     /// Index in `regions` by region number.
     places: HashMap<u64, u32>,
     regions: Vec<Region>,
@@ -37,7 +37,7 @@ struct Region {
 
 impl AddressIndex {
     /// Numbers addresses from 0. The last number counts for an address that occurs several times.
-    pub(super) fn of(addresses: impl Iterator<Item = u64> + Clone) -> Self {
+    pub(crate) fn of(addresses: impl Iterator<Item = u64> + Clone) -> Self {
         let mut index = Self::default();
         for (address, number) in addresses.clone().zip(0..) {
             index.add(address, number);
@@ -79,7 +79,7 @@ impl AddressIndex {
         regions[place as usize].bits[word] |= 1 << bit;
     }
 
-    pub(super) fn get(&self, address: u64) -> Option<u32> {
+    pub(crate) fn get(&self, address: u64) -> Option<u32> {
         if position(address).is_none() {
             return self.others.get(&address).copied();
         }

@@ -10,7 +10,11 @@ use crate::process::memory::{Cause, ReadMemory, ReadResult};
 use crate::python::layout::{ClassLayout, HeapLayout};
 
 const MAX_ITEMS: u64 = 1 << 24;
+/// Items of one read.
 const BLOCK: u64 = 256;
+
+/// Items for which a smaller block serves: most containers have no more, and a block is cleared for each.
+const FEW: u64 = 8;
 
 /// Dicts whose entries a PyTorch module exposes as attributes (`Module.__getattr__` in
 /// `torch/nn/modules/module.py`@v2.15.0).
@@ -146,16 +150,33 @@ impl<M: ReadMemory> Heap<'_, M> {
         mut each: impl FnMut(u64),
     ) -> ReadResult<()> {
         self.spend(at, count)?;
+        if count <= FEW {
+            return self.read_words(at, count, size, &mut [0; FEW as usize * 16], &mut each);
+        }
         let mut block = [0; BLOCK as usize * 16];
         let mut done = 0;
         while done < count {
             let now = BLOCK.min(count - done);
-            let bytes = &mut block[..(now * size) as usize];
-            self.memory.read(at.wrapping_add(done * size), bytes)?;
-            for entry in bytes.chunks_exact(size as usize) {
-                each(word_at(entry, 0));
-            }
+            let from = at.wrapping_add(done * size);
+            self.read_words(from, now, size, &mut block, &mut each)?;
             done += now;
+        }
+        Ok(())
+    }
+
+    /// Like [`Self::words`], for so few entries that they have room in `block`.
+    fn read_words(
+        &self,
+        at: u64,
+        count: u64,
+        size: u64,
+        block: &mut [u8],
+        each: &mut impl FnMut(u64),
+    ) -> ReadResult<()> {
+        let bytes = &mut block[..(count * size) as usize];
+        self.memory.read(at, bytes)?;
+        for entry in bytes.chunks_exact(size as usize) {
+            each(word_at(entry, 0));
         }
         Ok(())
     }

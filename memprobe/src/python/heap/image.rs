@@ -345,12 +345,22 @@ impl ChunkCache {
     }
 
     /// Index of a chunk. Reads a missing chunk if the image is open and has not reached its limit.
+    #[inline]
     fn place(&mut self, memory: &impl ReadMemory, number: u64, access: Access) -> Option<usize> {
-        let recent = number as usize % RECENT;
-        let (known, place) = self.recent[recent];
+        let (known, place) = self.recent[number as usize % RECENT];
         if known == number {
             return Some(place);
         }
+        self.place_of_older(memory, number, access)
+    }
+
+    /// Like [`Self::place`], for a chunk that is not among the recently used ones.
+    fn place_of_older(
+        &mut self,
+        memory: &impl ReadMemory,
+        number: u64,
+        access: Access,
+    ) -> Option<usize> {
         let most = match access {
             Access::Read => self.most,
             Access::Peek => self.most / 2,
@@ -363,11 +373,12 @@ impl ChunkCache {
             }
             None => return None,
         };
-        self.recent[recent] = (number, place);
+        self.recent[number as usize % RECENT] = (number, place);
         Some(place)
     }
 
     /// The bytes of a range within a chunk. Marks its pages as looked at if they are read.
+    #[inline]
     fn get(
         &mut self,
         memory: &impl ReadMemory,
@@ -388,6 +399,23 @@ impl ChunkCache {
             chunk.followed |= pages & self.follows;
             chunk.is_marked |= self.marks;
         }
+        if chunk.known & pages == pages {
+            return Ok(&self.bytes.chunk(place)[range]);
+        }
+        self.get_unknown(memory, place, range, is_read)
+    }
+
+    /// Like [`Self::get`], for a range of which not all pages were read successfully.
+    #[cold]
+    fn get_unknown(
+        &mut self,
+        memory: &impl ReadMemory,
+        place: usize,
+        range: Range<usize>,
+        is_read: bool,
+    ) -> Result<&[u8], Cause> {
+        let pages = pages(&range);
+        let chunk = &mut self.chunks[place];
         let untried = pages & !chunk.tried;
         if untried != 0 && self.open {
             chunk.read_pages(memory, self.bytes.chunk_mut(place), untried);
@@ -436,6 +464,22 @@ impl<M: ReadMemory> Image<M> {
 impl<M: ReadMemory> ReadMemory for Image<M> {
     fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         self.copy(address, into, Access::Read)
+    }
+
+    /// Without a buffer in between: most of what is read of millions of objects are single words.
+    #[inline]
+    fn read_array<const N: usize>(&self, address: u64) -> ReadResult<[u8; N]> {
+        let within = (address % CHUNK as u64) as usize;
+        if within + N > CHUNK {
+            let mut bytes = [0; N];
+            return self.read(address, &mut bytes).map(|()| bytes);
+        }
+        let cache = &mut *self.cache.borrow_mut();
+        let number = address / CHUNK as u64;
+        let bytes = cache.get(&self.memory, number, within..within + N, Access::Read);
+        let bytes = bytes.map_err(|cause| cause.at(address))?;
+        let bytes = bytes.first_chunk().copied();
+        bytes.ok_or_else(|| Cause::NotKept.at(address))
     }
 
     fn peek(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {

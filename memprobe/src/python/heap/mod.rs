@@ -3,7 +3,7 @@
 //! The target's memory is not trusted. Each length and pointer is bounded before it is followed, nothing
 //! recurses on it, and unreadable objects are skipped.
 
-mod address_index;
+pub(crate) mod address_index;
 mod built_in;
 pub mod capture;
 pub mod class;

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use super::address_index::AddressIndex;
@@ -62,13 +61,14 @@ pub enum PathOrigin {
 
 /// Paths to a tensor: most tensors of a large heap have one alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum PathOrigins {
+enum PathOrigins {
     One(PathOrigin),
+    /// None, or more than one.
     Several(Vec<PathOrigin>),
 }
 
 impl PathOrigins {
-    pub(super) fn as_slice(&self) -> &[PathOrigin] {
+    fn as_slice(&self) -> &[PathOrigin] {
         match self {
             Self::One(origin) => std::slice::from_ref(origin),
             Self::Several(origins) => origins,
@@ -78,8 +78,37 @@ impl PathOrigins {
     fn push(&mut self, origin: PathOrigin) {
         match self {
             Self::One(first) => *self = Self::Several(vec![*first, origin]),
+            Self::Several(origins) if origins.is_empty() => *self = Self::One(origin),
             Self::Several(origins) => origins.push(origin),
         }
+    }
+}
+
+/// Paths to each tensor, longest-lived first.
+#[derive(Debug)]
+struct TensorPaths {
+    /// Index of each tensor in `origins`, by its address.
+    index: AddressIndex,
+    origins: Vec<PathOrigins>,
+}
+
+impl TensorPaths {
+    /// No paths yet to these tensors. Paths to others are not kept.
+    fn of(tensors: &[u64]) -> Self {
+        Self {
+            index: AddressIndex::of(tensors.iter().copied()),
+            origins: vec![PathOrigins::Several(Vec::new()); tensors.len()],
+        }
+    }
+
+    fn get(&self, tensor: u64) -> &[PathOrigin] {
+        let place = self.index.get(tensor);
+        let origins = place.and_then(|place| self.origins.get(place as usize));
+        origins.map_or(&[], PathOrigins::as_slice)
+    }
+
+    fn get_mut(&mut self, tensor: u64) -> Option<&mut PathOrigins> {
+        self.origins.get_mut(self.index.get(tensor)? as usize)
     }
 }
 
@@ -109,8 +138,7 @@ pub struct Paths<'a, M> {
     /// Indices of the objects of the scan, and of the others.
     places: AddressIndex,
     places_of_untracked: HashMap<u64, u32>,
-    /// Paths to each tensor, longest-lived first.
-    pub(super) to_tensors: HashMap<u64, PathOrigins>,
+    to_tensors: TensorPaths,
 }
 
 impl<'a, M: ReadMemory> Paths<'a, M> {
@@ -128,8 +156,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 origins: vec![PathOrigin::Nowhere; scan.objects.len()],
                 places,
                 places_of_untracked: HashMap::new(),
-                // Growth would copy the table while the copy of the process has its full size.
-                to_tensors: HashMap::with_capacity(scan.tensors.len()),
+                to_tensors: TensorPaths::of(&scan.tensors),
             },
             depths: vec![NOWHERE; scan.objects.len()],
             next: vec![Vec::new(); DEPTHS],
@@ -165,9 +192,8 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
 
     /// Returns up to `most` paths to a tensor, longest-lived first.
     pub fn to_tensor(&self, tensor: u64, most: usize) -> Vec<Path> {
-        let paths = self.to_tensors.get(&tensor).into_iter();
-        let paths = paths.flat_map(PathOrigins::as_slice);
-        let paths = paths.take(most).filter_map(|origin| self.path(*origin));
+        let paths = self.origins_of(tensor).iter().take(most);
+        let paths = paths.filter_map(|origin| self.path(*origin));
         paths.collect()
     }
 
@@ -179,12 +205,22 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         buffer: &mut PathBuffer,
         mut each: impl FnMut(&str),
     ) {
-        let paths = self.to_tensors.get(&tensor).into_iter();
-        for origin in paths.flat_map(PathOrigins::as_slice).take(most) {
+        for origin in self.origins_of(tensor).iter().take(most) {
             if self.write(*origin, buffer).is_some() {
                 each(&buffer.path.text);
             }
         }
+    }
+
+    /// Paths to a tensor, longest-lived first.
+    pub(super) fn origins_of(&self, tensor: u64) -> &[PathOrigin] {
+        self.to_tensors.get(tensor)
+    }
+
+    /// Paths to all tensors.
+    pub(super) fn origins_of_all(&self) -> impl Iterator<Item = &PathOrigin> {
+        let origins = self.to_tensors.origins.iter();
+        origins.flat_map(PathOrigins::as_slice)
     }
 
     /// Returns the longest-lived path to an object, or `None` if it is unreachable.
@@ -466,18 +502,13 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         if self.count >= MAX_OF_ALL {
             return;
         }
-        match self.paths.to_tensors.entry(tensor) {
-            Entry::Vacant(entry) => {
-                entry.insert(PathOrigins::One(origin));
-                self.count += 1;
-            }
-            Entry::Occupied(mut entry) => {
-                let known = entry.get().as_slice();
-                if known.len() < MAX_PATHS && !known.contains(&origin) {
-                    self.count += 1;
-                    entry.get_mut().push(origin);
-                }
-            }
+        let Some(origins) = self.paths.to_tensors.get_mut(tensor) else {
+            return;
+        };
+        let known = origins.as_slice();
+        if known.len() < MAX_PATHS && !known.contains(&origin) {
+            self.count += 1;
+            origins.push(origin);
         }
     }
 

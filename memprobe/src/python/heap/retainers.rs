@@ -10,7 +10,7 @@ use hashbrown::{HashMap, HashSet};
 use super::Heap;
 use super::class::ContainerKind;
 use super::contents::Step;
-use super::paths::{MAX_PATHS as MAX_OF_ONE, PathOrigin, PathOrigins, Paths};
+use super::paths::{MAX_PATHS as MAX_OF_ONE, PathOrigin, Paths};
 use crate::process::memory::ReadMemory;
 
 /// Number of tensors in a dict from which on its keys are folded like list slots.
@@ -58,10 +58,9 @@ pub struct HeapRetainers {
 
 impl HeapRetainers {
     /// Starts with no holders. `paths` determines the dicts whose keys are folded.
-    pub fn of<M>(paths: &Paths<'_, M>) -> Self {
+    pub fn of(paths: &Paths<'_, impl ReadMemory>) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
-        let origins = paths.to_tensors.values();
-        for way in origins.flat_map(PathOrigins::as_slice) {
+        for way in paths.origins_of_all() {
             if let PathOrigin::From(place, Step::Key(_)) = *way {
                 *tensors.entry(place).or_default() += 1;
             }
@@ -110,10 +109,10 @@ impl HeapRetainers {
 
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
-        let origins = paths.to_tensors.get(&tensor);
-        let Some(ways) = origins.map(PathOrigins::as_slice) else {
+        let ways = paths.origins_of(tensor);
+        if ways.is_empty() {
             return Vec::new();
-        };
+        }
         self.followed = self.followed.saturating_add(ways.len());
         let mut held: Vec<RetainedBy> = Vec::new();
         let is_followed = self.followed <= MAX_PATHS;

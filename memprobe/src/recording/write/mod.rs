@@ -5,6 +5,7 @@ pub mod directory;
 mod error;
 mod fields;
 pub mod json;
+mod json_list;
 mod slices;
 pub mod sources;
 mod stack_text;

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use serde::{Serialize, Serializer};
 
+use super::json_list::JsonList;
 use crate::event::tensors::{Consistency, DType, Name, Tensor, TensorDevice, TensorSnapshot};
 use crate::event::{Bytes, Target};
 use crate::recording::{
@@ -24,32 +25,27 @@ pub fn write_tensors(
     // The first field identifies the file; all fields but the lists come first.
     let head = serde_json::to_string(&Head::of(snapshot, &table, version))?;
     out.write_all(head.strip_suffix('}').unwrap_or(&head).as_bytes())?;
-    list(out, "totals", table.devices.iter().map(DeviceRecord::from))?;
+    let totals = JsonList::begin(out, "totals")?;
+    let totals = totals.add(&table.devices, |table| Some(DeviceRecord::from(table)))?;
+    totals.end()?;
     let (tensors, others) = rows(&table, snapshot.tensors.len());
-    let tensors = tensors.into_iter().zip(&snapshot.tensors);
-    let tensors = tensors.filter_map(|(place, tensor)| {
+    let tensors: Vec<_> = tensors.into_iter().zip(&snapshot.tensors).collect();
+    let list = JsonList::begin(out, "tensors")?;
+    let list = list.add(&tensors, |&(place, tensor)| {
         let (table, row) = place?;
         Some(Item::of_tensor(row, table, tensor))
-    });
-    let others = others.into_iter().map(|(table, row)| Item::of(row, table));
-    list(out, "tensors", tensors.chain(others))?;
-    let (storages, blocks) = (snapshot.storages.iter(), snapshot.blocks.iter());
-    list(out, "storages", storages.map(StorageRecord::from))?;
-    list(out, "blocks", blocks.map(BlockRecord::from))?;
+    })?;
+    let list = list.add(&others, |&(table, row)| Some(Item::of(row, table)))?;
+    list.end()?;
+    let list = JsonList::begin(out, "storages")?;
+    let list = list.add(&snapshot.storages, |storage| {
+        Some(StorageRecord::from(storage))
+    })?;
+    list.end()?;
+    let list = JsonList::begin(out, "blocks")?;
+    let list = list.add(&snapshot.blocks, |block| Some(BlockRecord::from(block)))?;
+    list.end()?;
     out.write_all(b"\n}\n")
-}
-
-fn list<T: Serialize>(
-    out: &mut impl Write,
-    name: &str,
-    items: impl Iterator<Item = T>,
-) -> io::Result<()> {
-    write!(out, ",\n\"{name}\":[")?;
-    for (at, item) in items.enumerate() {
-        out.write_all(if at == 0 { b"\n" } else { b",\n" })?;
-        serde_json::to_writer(&mut *out, &item)?;
-    }
-    out.write_all(b"\n]")
 }
 
 #[derive(Serialize)]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
+use super::tensor_objects::TensorObjects;
 use crate::process::memory::ReadMemory;
 use crate::python::heap::class::ContainerKind;
 use crate::python::heap::contents::Step;
@@ -54,11 +55,11 @@ pub(super) struct FunctionContexts {
 }
 
 impl FunctionContexts {
-    /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to tensor indices.
+    /// Follows the references from the `ctx` of all nodes. `of_python` has the tensors of Python objects.
     pub fn search(
         paths: &Paths<'_, impl ReadMemory>,
         graph: &RawGraph,
-        of_python: &HashMap<u64, usize>,
+        of_python: &TensorObjects,
     ) -> Self {
         let mut search = Search {
             paths,
@@ -84,8 +85,8 @@ impl FunctionContexts {
             let read = paths.heap.contents(&class, address, each);
             search.contexts.left_out += u64::from(read.is_err());
             for (step, value) in held {
-                let to = match of_python.get(&value) {
-                    Some(&tensor) => Some(To::Tensor(tensor)),
+                let to = match of_python.tensor(value) {
+                    Some(tensor) => Some(To::Tensor(tensor)),
                     None => search.object(step, value),
                 };
                 if let Some(to) = to {

@@ -8,6 +8,7 @@ use super::Found;
 use super::contexts::FunctionContexts;
 use super::names::{self, ResolvedName};
 use super::retainers::{self, HeldTensor};
+use super::tensor_objects::TensorObjects;
 use crate::event::Bytes;
 use crate::event::tensors::{Block, DeviceTotals, Name, Tensor, TensorKind, TensorSnapshot};
 use crate::process::memory::ReadMemory;
@@ -34,7 +35,7 @@ pub fn touch(
     let mut graph = std::mem::take(&mut found.graph);
     graph.storages = Vec::new();
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python = of_python(&found.tensors, &graph);
+    let of_python = tensor_objects(&found.tensors, &graph);
     for &(object, _) in &found.tensors {
         heap.class_of(object);
     }
@@ -47,15 +48,9 @@ pub fn touch(
     FunctionContexts::search(&paths, &graph, &of_python);
 }
 
-/// Index of each tensor by its Python object. `tensors` are pairs of a Python object and its `TensorImpl`.
-fn of_python(tensors: &[(u64, u64)], graph: &RawGraph) -> HashMap<u64, usize> {
-    let mut indices = HashMap::with_capacity(tensors.len().min(graph.tensors.len()));
-    for (object, tensor) in tensors {
-        if let Some(at) = graph.tensor_index(*tensor) {
-            indices.insert(*object, at);
-        }
-    }
-    indices
+fn tensor_objects(objects: &[(u64, u64)], graph: &RawGraph) -> TensorObjects {
+    let tensors = graph.tensors.iter();
+    TensorObjects::of(objects, tensors.map(|raw| raw.object))
 }
 
 /// Joins everything. Blocks, storages and shapes leave `found`.
@@ -77,9 +72,9 @@ pub fn join(
     add_saved(found, &mut snapshot.tensors);
 
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python = of_python(&found.tensors, &found.graph);
+    let of_python = tensor_objects(&found.tensors, &found.graph);
     let mut classes: HashMap<u64, Arc<str>> = HashMap::new();
-    for (&object, &at) in &of_python {
+    for (object, at) in of_python.iter() {
         let class = heap.class_of(object);
         snapshot.tensors[at].class = class.map(|class| {
             let name = classes.entry(class.address);
@@ -99,9 +94,9 @@ pub fn join(
     for at in moment
         .cached
         .iter()
-        .filter_map(|object| of_python.get(object))
+        .filter_map(|&object| of_python.tensor(object))
     {
-        let tensor = &mut snapshot.tensors[*at];
+        let tensor = &mut snapshot.tensors[at];
         if matches!(tensor.kind, TensorKind::Tensor | TensorKind::Saved) {
             tensor.kind = TensorKind::KvCache;
         }
@@ -134,12 +129,12 @@ fn holders(
     paths: &Paths<'_, impl ReadMemory>,
     tree: &ObjectTree,
     optimizers: &Optimizers,
-    of_python: &HashMap<u64, usize>,
+    of_python: &TensorObjects,
     mut held: impl FnMut(HeldTensor),
 ) -> HeapRetainers {
     let mut holders = HeapRetainers::of(paths);
-    let mut hold = |object: &u64, retainer: u32, path| {
-        if let Some(&tensor) = of_python.get(object) {
+    let mut hold = |object: u64, retainer: u32, path| {
+        if let Some(tensor) = of_python.tensor(object) {
             held(HeldTensor {
                 tensor,
                 retainer,
@@ -151,17 +146,15 @@ fn holders(
         let root = &tree.modules[place.root];
         let root = holders.object(paths, (root.object, &root.class));
         for (_, tensor) in module.parameters.iter().chain(&module.buffers) {
-            hold(tensor, root, None);
+            hold(*tensor, root, None);
         }
     }
     for state in &optimizers.state {
         let holder = holders.object(paths, (state.object, &state.optimizer));
-        hold(&state.tensor, holder, None);
+        hold(state.tensor, holder, None);
     }
-    let mut objects: Vec<&u64> = of_python.keys().collect();
-    objects.sort_unstable();
-    for object in objects {
-        for by in holders.by_paths(paths, *object) {
+    for (object, _) in of_python.iter() {
+        for by in holders.by_paths(paths, object) {
             hold(object, by.retainer, Some(by.path));
         }
     }

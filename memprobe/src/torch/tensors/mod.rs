@@ -8,6 +8,7 @@ mod known;
 mod names;
 mod reference_paths;
 mod retainers;
+mod tensor_objects;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

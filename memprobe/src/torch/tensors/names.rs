@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
+use super::tensor_objects::TensorObjects;
 use crate::event::tensors::{Name, Tensor, TensorKind};
 use crate::event::{CallPathOrigin, CalledModule, ModuleAddress};
 use crate::process::memory::ReadMemory;
@@ -63,12 +64,12 @@ impl ResolvedName {
     }
 }
 
-/// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
+/// Names every tensor of a snapshot. `of_python` has the tensors of Python objects.
 pub fn name(
     paths: &Paths<'_, impl ReadMemory>,
     tree: &ObjectTree,
     optimizers: &Optimizers,
-    of_python: &HashMap<u64, usize>,
+    of_python: &TensorObjects,
     tensors: &[Tensor],
 ) -> Vec<ResolvedName> {
     let mut namer = Namer {
@@ -88,7 +89,7 @@ pub fn touch(
     paths: &Paths<'_, impl ReadMemory>,
     tree: &ObjectTree,
     optimizers: &Optimizers,
-    of_python: &HashMap<u64, usize>,
+    of_python: &TensorObjects,
 ) {
     let modules = tree.modules.iter().zip(&tree.places).enumerate();
     let roots = modules.filter(|(at, (_, place))| place.root == *at);
@@ -102,15 +103,13 @@ pub fn touch(
 /// Calls `each` with the index of every tensor and the paths to it, up to a limit of all texts.
 fn each_path(
     paths: &Paths<'_, impl ReadMemory>,
-    of_python: &HashMap<u64, usize>,
+    of_python: &TensorObjects,
     mut each: impl FnMut(usize, &str),
 ) {
     let (mut bytes, mut buffer) = (0, PathBuffer::default());
     // In the order of their addresses, objects that lie side by side are read one after the other, and the same ones
     // have a name whenever there is too much text.
-    let mut objects: Vec<_> = of_python.iter().collect();
-    objects.sort_unstable();
-    for (&object, &at) in objects {
+    for (object, at) in of_python.iter() {
         if bytes > MAX_TEXT {
             return;
         }
@@ -123,7 +122,7 @@ fn each_path(
 
 struct Namer<'a, M> {
     paths: &'a Paths<'a, M>,
-    of_python: &'a HashMap<u64, usize>,
+    of_python: &'a TensorObjects,
     named: Vec<ResolvedName>,
 }
 
@@ -147,7 +146,7 @@ impl<M: ReadMemory> Namer<'_, M> {
                     _ => &module.buffers,
                 };
                 for (name, tensor) in tensors {
-                    let Some(&at) = self.of_python.get(tensor) else {
+                    let Some(at) = self.of_python.tensor(*tensor) else {
                         continue;
                     };
                     let text = joined(&place.path, name);
@@ -178,12 +177,12 @@ impl<M: ReadMemory> Namer<'_, M> {
         let variables = variables.filter_map(|object| Some((object, self.holder(object)?)));
         let variables: HashMap<u64, String> = variables.collect();
         for state in &optimizers.state {
-            let Some(&at) = self.of_python.get(&state.tensor) else {
+            let Some(at) = self.of_python.tensor(state.tensor) else {
                 continue;
             };
             let parameter = state.parameter;
-            let of = parameter.and_then(|parameter| self.of_python.get(&parameter));
-            let of = of.map(|&of| self.named[of].clone()).unwrap_or_default();
+            let of = parameter.and_then(|parameter| self.of_python.tensor(parameter));
+            let of = of.map(|of| self.named[of].clone()).unwrap_or_default();
             let position = parameter.and_then(|parameter| optimizers.positions.get(&parameter));
             let of_name = of.names.first().cloned().or_else(|| {
                 // The position is shorter than the same path from the optimizer's variable.
@@ -217,8 +216,8 @@ impl<M: ReadMemory> Namer<'_, M> {
         let owners: HashSet<usize> = owners.copied().collect();
         let unnamed = self.of_python.iter();
         let unnamed =
-            unnamed.filter(|(_, at)| owners.contains(*at) && self.named[**at].names.is_empty());
-        let variables = unnamed.filter_map(|(object, &at)| Some((at, self.variable(*object)?)));
+            unnamed.filter(|(_, at)| owners.contains(at) && self.named[*at].names.is_empty());
+        let variables = unnamed.filter_map(|(object, at)| Some((at, self.variable(object)?)));
         let variables: HashMap<usize, Name> = variables.collect();
         for (at, tensor) in tensors.iter().enumerate() {
             for &of in &tensor.gradient_of {

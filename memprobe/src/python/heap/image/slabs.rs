@@ -5,6 +5,7 @@
 //! mapped much faster. And all of it goes back to the system at the end of the image.
 
 use std::io;
+use std::thread::{Builder, JoinHandle};
 
 use memmap2::{Advice, MmapMut};
 
@@ -13,13 +14,19 @@ use super::CHUNK;
 /// Chunks of the first slab: enough for an image of a few objects, which is made and dropped every second.
 const FIRST: usize = 64;
 
-/// Chunks of every other slab: 16 MiB.
-const OTHERS: usize = 1024;
+/// Chunks of every other slab: 8 MiB.
+const OTHERS: usize = 512;
+
+/// Number of slabs from which on the next one is prepared while they are filled. Two thirds of the time to read a large
+/// heap for the first time is the kernel's, to find and to clear pages for the copy.
+const MANY: usize = 2;
 
 /// Equal chunks of bytes by index.
 #[derive(Debug, Default)]
 pub(super) struct Slabs {
     maps: Vec<MmapMut>,
+    /// The slab after these, which another thread maps and fills with pages.
+    next: Option<JoinHandle<io::Result<MmapMut>>>,
 }
 
 impl Slabs {
@@ -27,13 +34,13 @@ impl Slabs {
     pub(super) fn reserve(&mut self, chunks: usize) -> io::Result<()> {
         while self.capacity() < chunks {
             let size = if self.maps.is_empty() { FIRST } else { OTHERS };
-            let map = MmapMut::map_anon(size * CHUNK)?;
-            // Both make it faster; without them it works as well.
-            let _ = map.advise(Advice::DontFork);
-            if size == OTHERS {
-                let _ = map.advise(Advice::HugePage);
-            }
+            let prepared = self.next.take().and_then(|next| next.join().ok());
+            let map = prepared.unwrap_or_else(|| slab(size))?;
             self.maps.push(map);
+            if self.maps.len() >= MANY {
+                let next = Builder::new().name("slab".to_owned());
+                self.next = next.spawn(prepare).ok();
+            }
         }
         Ok(())
     }
@@ -89,6 +96,24 @@ impl Slabs {
         let chunks = maps.flat_map(|map| map.chunks_exact_mut(CHUNK));
         chunks.skip(start / CHUNK)
     }
+}
+
+/// Maps so many chunks.
+fn slab(chunks: usize) -> io::Result<MmapMut> {
+    let map = MmapMut::map_anon(chunks * CHUNK)?;
+    // Both make it faster; without them it works as well.
+    let _ = map.advise(Advice::DontFork);
+    if chunks == OTHERS {
+        let _ = map.advise(Advice::HugePage);
+    }
+    Ok(map)
+}
+
+/// Maps a slab whose pages are there before they are written to (Linux 5.14; an older kernel finds them then).
+fn prepare() -> io::Result<MmapMut> {
+    let map = slab(OTHERS)?;
+    let _ = map.advise(Advice::PopulateWrite);
+    Ok(map)
 }
 
 /// Index of the mapping, and of the first byte in it.

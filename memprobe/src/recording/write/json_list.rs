@@ -1,0 +1,108 @@
+//! Lists of a JSON document with one item a line, formatted on several threads.
+
+use std::io::{self, Write};
+use std::panic::resume_unwind;
+use std::thread::{self, Builder};
+
+use serde::Serialize;
+
+/// Items that are formatted at a time, some megabytes of text. Fewer are not worth a thread.
+const SHARE: usize = 4096;
+
+/// More threads format faster than one writes.
+const MAX_THREADS: usize = 4;
+
+/// A list that is being written. [`Self::end`] closes it.
+pub(super) struct JsonList<'a, W> {
+    out: &'a mut W,
+    is_empty: bool,
+}
+
+impl<'a, W: Write> JsonList<'a, W> {
+    /// Begins a list that is not the first field of its document.
+    pub(super) fn begin(out: &'a mut W, name: &str) -> io::Result<Self> {
+        write!(out, ",\n\"{name}\":[")?;
+        let is_empty = true;
+        Ok(Self { out, is_empty })
+    }
+
+    /// Appends the record of each item that has one, in the order of the items.
+    pub(super) fn add<'i, I: Sync, R: Serialize>(
+        mut self,
+        items: &'i [I],
+        record: impl Fn(&'i I) -> Option<R> + Sync,
+    ) -> io::Result<Self> {
+        let text_of = &|items: &'i [I]| text(items.iter().filter_map(&record));
+        if items.len() <= SHARE {
+            self.write(&text_of(items)?)?;
+            return Ok(self);
+        }
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        for shares in items.chunks(SHARE * threads.min(MAX_THREADS)) {
+            thread::scope(|scope| {
+                let shares = shares.chunks(SHARE);
+                let start = |share| Builder::new().spawn_scoped(scope, move || text_of(share));
+                let threads: Vec<_> = shares.map(start).collect::<io::Result<_>>()?;
+                threads.into_iter().try_for_each(|thread| {
+                    let text = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+                    self.write(&text)
+                })
+            })?;
+        }
+        Ok(self)
+    }
+
+    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        // Each item comes after a comma, the first one after none.
+        let from = usize::from(self.is_empty && !text.is_empty());
+        self.is_empty &= text.is_empty();
+        self.out.write_all(&text[from..])
+    }
+
+    pub(super) fn end(self) -> io::Result<()> {
+        self.out.write_all(b"\n]")
+    }
+}
+
+/// The records as lines, each after a comma.
+fn text<R: Serialize>(records: impl Iterator<Item = R>) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    for record in records {
+        text.extend_from_slice(b",\n");
+        serde_json::to_writer(&mut text, &record)?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(lists: &[&[u32]]) -> String {
+        let mut text = b"{\"first\":1".to_vec();
+        let mut list = JsonList::begin(&mut text, "odd").unwrap();
+        for items in lists {
+            let odd = |item: &u32| (item % 2 == 1).then_some(*item);
+            list = list.add(items, odd).unwrap();
+        }
+        list.end().unwrap();
+        String::from_utf8(text).unwrap() + "}"
+    }
+
+    #[test]
+    fn items_have_lines_of_their_own() {
+        assert_eq!(written(&[]), "{\"first\":1,\n\"odd\":[\n]}");
+        assert_eq!(written(&[&[2]]), written(&[]));
+        let text = written(&[&[2], &[1, 3], &[4], &[5]]);
+        assert_eq!(text, "{\"first\":1,\n\"odd\":[\n1,\n3,\n5\n]}");
+    }
+
+    #[test]
+    fn many_items_are_in_their_order() {
+        let many: Vec<u32> = (0..10 * SHARE as u32 + 7).collect();
+        let text = written(&[&many, &[1]]);
+        let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let odd: Vec<_> = many.iter().skip(1).step_by(2).chain(&[1]).collect();
+        assert_eq!(document["odd"], serde_json::json!(odd));
+    }
+}

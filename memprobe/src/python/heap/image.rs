@@ -104,7 +104,9 @@ impl<M: ReadMemory> Image<M> {
     }
 
     pub fn close(&self) {
-        self.cache.borrow_mut().open = false;
+        let cache = &mut *self.cache.borrow_mut();
+        cache.open = false;
+        cache.bytes.release_next();
     }
 
     /// Resumes reading missing memory. Cached memory stays as it is until [`Self::renew`].

@@ -61,10 +61,12 @@ pub(super) fn prefer_history(heap: &Heap<'_, impl ReadMemory>, globals: &mut Vec
         let found = globals.find(|(step, _)| name_of(step).is_some_and(|name| &*name == wanted));
         found.map(|(_, value)| *value)
     };
-    let [Some(history), Some(same)] = HISTORY.map(value_of) else {
+    let [name, same] = HISTORY;
+    // Most modules have no such name: the other one is not looked for.
+    let Some(history) = value_of(name) else {
         return;
     };
-    if history != same {
+    if value_of(same) != Some(history) {
         return;
     }
     let mut results: HashSet<u64> = [history].into_iter().collect();

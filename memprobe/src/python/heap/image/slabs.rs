@@ -14,8 +14,8 @@ use super::CHUNK;
 /// Chunks of the first slab: enough for an image of a few objects, which is made and dropped every second.
 const FIRST: usize = 64;
 
-/// Chunks of every other slab: 8 MiB.
-const OTHERS: usize = 512;
+/// Chunks of every other slab: 4 MiB, so that the one that is prepared in vain is small.
+const OTHERS: usize = 256;
 
 /// Number of slabs from which on the next one is prepared while they are filled. Two thirds of the time to read a large
 /// heap for the first time is the kernel's, to find and to clear pages for the copy.
@@ -43,6 +43,13 @@ impl Slabs {
             }
         }
         Ok(())
+    }
+
+    /// Gives the slab back that was prepared and is not needed. It is prepared again when more is reserved.
+    pub(super) fn release_next(&mut self) {
+        if let Some(next) = self.next.take() {
+            drop(next.join());
+        }
     }
 
     fn capacity(&self) -> usize {

@@ -104,9 +104,12 @@ impl<M: ReadMemory> Image<M> {
     }
 
     pub fn close(&self) {
-        let cache = &mut *self.cache.borrow_mut();
-        cache.open = false;
-        cache.bytes.release_next();
+        self.cache.borrow_mut().open = false;
+    }
+
+    /// Prepares no more memory for what is still to be read, because that is little.
+    pub fn end_preparation(&self) {
+        self.cache.borrow_mut().bytes.end_preparation();
     }
 
     /// Resumes reading missing memory. Cached memory stays as it is until [`Self::renew`].

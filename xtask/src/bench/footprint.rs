@@ -4,7 +4,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::profiler::{Build, Profiler, Programs};
@@ -19,6 +19,12 @@ const MEASURED: Duration = Duration::from_secs(8);
 
 /// Time that the loop runs before and after the measurement.
 const AROUND: Duration = Duration::from_secs(1);
+
+/// Time in which memprobe, once it has started, uses at most this much of a core while the loop stands still.
+const IDLE: (Duration, f64) = (Duration::from_millis(500), 0.05);
+
+/// Most time that memprobe may take to start, with all that it reads of the process at attach.
+const MAX_START: Duration = Duration::from_secs(30);
 
 /// Ticks a second of the times in `/proc/PID/stat`: `USER_HZ`, 100 on every x86-64 Linux.
 const TICKS: f64 = 100.0;
@@ -47,6 +53,7 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
         let attached = profiler
             .attach(programs, target.pid())?
             .context("it attaches from outside")?;
+        wait_until_idle(attached.pid())?;
         target.pace(RATE, (MEASURED + 2 * AROUND).as_secs())?;
         sleep(AROUND);
         let (start, before) = (Instant::now(), cpu_seconds(attached.pid())?);
@@ -85,6 +92,23 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
         MEASURED.as_secs()
     ));
     Ok(table)
+}
+
+/// Waits until memprobe has read what was there at attach, while the loop stands still.
+fn wait_until_idle(pid: u32) -> Result<()> {
+    let (time, share) = IDLE;
+    let start = Instant::now();
+    while start.elapsed() < MAX_START {
+        let before = cpu_seconds(pid)?;
+        sleep(time);
+        if cpu_seconds(pid)? - before <= share * time.as_secs_f64() {
+            return Ok(());
+        }
+    }
+    bail!(
+        "memprobe (PID {pid}) was still at work {} s after its start, though the loop stood still",
+        MAX_START.as_secs()
+    );
 }
 
 /// Returns a process's user plus system time, in seconds.

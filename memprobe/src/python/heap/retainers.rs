@@ -109,15 +109,15 @@ impl HeapRetainers {
 
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
-        let ways = paths.origins_of(tensor);
-        if ways.is_empty() {
+        let origins = paths.origins_of(tensor);
+        if origins.is_empty() {
             return Vec::new();
         }
-        self.followed = self.followed.saturating_add(ways.len());
+        self.followed = self.followed.saturating_add(origins.len());
         let mut held: Vec<RetainedBy> = Vec::new();
         let is_followed = self.followed <= MAX_PATHS;
-        let followed = if is_followed { ways.len() } else { 0 };
-        for &path in &ways[..followed] {
+        let followed = if is_followed { origins.len() } else { 0 };
+        for &path in &origins[..followed] {
             let path = paths.longest_lived(path);
             // The holder is the module.
             if matches!(path, PathOrigin::From(_, Step::Registered(_))) {
@@ -130,7 +130,7 @@ impl HeapRetainers {
                 held.push(RetainedBy { retainer, path });
             }
         }
-        if !is_followed || ways.len() >= MAX_OF_ONE {
+        if !is_followed || origins.len() >= MAX_OF_ONE {
             self.not_followed += 1;
             // An extra holder prevents that one of the others counts as the only one.
             let retainer = self.add(HeapRetainer {
@@ -138,7 +138,7 @@ impl HeapRetainers {
                 class: None,
                 life: u32::MAX,
             });
-            held.extend(ways.last().map(|&path| RetainedBy { retainer, path }));
+            held.extend(origins.last().map(|&path| RetainedBy { retainer, path }));
         }
         held
     }

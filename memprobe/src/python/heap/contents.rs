@@ -10,6 +10,7 @@ use crate::process::memory::{Cause, ReadMemory, ReadResult};
 use crate::python::layout::{ClassLayout, HeapLayout};
 
 const MAX_ITEMS: u64 = 1 << 24;
+
 /// Items of one read.
 const BLOCK: u64 = 256;
 

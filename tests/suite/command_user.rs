@@ -7,6 +7,7 @@ use std::process::Command;
 use memprobe_tests::confinement::{NOBODY, readable_by_all, with_sudo};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::{Background, Finished};
 
 /// Prints the identity of a program and its environment, and ends with status 7.
@@ -138,7 +139,9 @@ fn a_pytorch_program_of_the_caller_is_recorded_from_its_first_allocation() {
     let file = folder.path().join("trace.json");
     let mut command = with_sudo(&environment);
     command
-        .args(["record", "--names", "-o"])
+        .args(["record", "--names"])
+        .args(PATIENT)
+        .arg("-o")
         .arg(&file)
         .arg("--");
     command.arg(pytorch.python()).args(["-c", SCRIPT]);

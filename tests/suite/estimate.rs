@@ -9,6 +9,7 @@ use memprobe::estimate::{CachingAllocator, Ties, WORKSPACE};
 use memprobe::event::{Action, BlockPurposes, Bytes, DeviceIndex, Event, MemoryEvent};
 use memprobe::recording::Reader;
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::{Background, Finished};
 use memprobe_tests::pytorch::PyTorch;
 use rustix::process::Signal;
@@ -299,7 +300,11 @@ fn a_recording_gives_the_same_estimate_as_the_run() {
     let sizes = folder.path().join("sizes.json");
     let script = ["estimated.py", "convnet", "--steps", "24", "--sizes"];
     let script = [&script[..], &[sizes.to_str().expect("UTF-8")]].concat();
-    let arguments = ["record", "-q", "--cpu", "--names", "-o", name];
+    let arguments = [
+        &["record", "-q", "--cpu", "--names", "-o", name],
+        &PATIENT[..],
+    ]
+    .concat();
     let mut command = under_memprobe(&environment, environment.pytorch(), &arguments, &script);
     Background::start(&mut command).finish().succeeded();
     let again = folder.path().join("again.json");

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::memprobe::PATIENT;
 use memprobe_tests::process::{Background, wait_until};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -91,7 +92,9 @@ impl FromStart {
         let path = |name: &str| folder.path().join(name);
         let mut command = environment.memprobe();
         command
-            .args(["record", option, "-o"])
+            .args(["record", option])
+            .args(PATIENT)
+            .arg("-o")
             .arg(path("start.json"));
         command.arg("--").arg(environment.pytorch().python());
         command.args(["-W", "ignore", "late_steps.py", program]);

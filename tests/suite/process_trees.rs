@@ -8,7 +8,7 @@ use std::time::Duration;
 use memprobe_tests::bpf::{self, PROCESS_BYTES};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::lost;
-use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::process::{Background, children, wait_until};
 use memprobe_tests::programs::{Family, Ledger};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -328,18 +328,6 @@ fn a_command_is_paused_while_its_probes_are_placed_and_loses_no_allocation() {
         assert_eq!(device["before_attach"], 0, "{device}");
         assert_eq!(device["peak_allocated"], 1536, "{device}");
     }
-}
-
-/// Returns the children of a process's threads.
-fn children(pid: u32) -> Vec<u32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    let tasks = tasks.into_iter().flatten().flatten();
-    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let pids = lists.flat_map(|list| {
-        let pids = list.split_whitespace().map(str::parse);
-        pids.flatten().collect::<Vec<_>>()
-    });
-    pids.collect()
 }
 
 /// True if a process is paused, by memprobe or a debugger (proc_pid_status(5)).

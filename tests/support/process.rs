@@ -1,6 +1,6 @@
 //! Background processes of tests.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ pub fn is_soon(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// A background process, killed on drop.
+/// A background process, killed on drop with its descendants.
 pub struct Background {
     child: Child,
     words: String,
@@ -146,16 +146,46 @@ impl Background {
 
     fn read(&self, name: &str) -> String {
         let path: PathBuf = self.printed.path().join(name);
-        String::from_utf8_lossy(&std::fs::read(path).expect("printed")).into_owned()
+        String::from_utf8_lossy(&fs::read(path).expect("printed")).into_owned()
     }
 }
 
 impl Drop for Background {
+    /// Kills the process and its descendants: a program that a killed `memprobe record` started would go on, and tests
+    /// that follow would find it.
     fn drop(&mut self) {
-        // Both fail only for a process that has already ended.
+        let family = descendants(self.pid());
+        // All of these fail only for a process that has already ended.
         let _ = self.child.kill();
+        for pid in family {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
         let _ = self.child.wait();
     }
+}
+
+/// Returns the children of a process's threads.
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let pids = lists.flat_map(|list| {
+        let pids = list.split_whitespace().map(str::parse);
+        pids.flatten().collect::<Vec<_>>()
+    });
+    pids.collect()
+}
+
+/// Returns the children of a process, their children, and so on.
+fn descendants(pid: u32) -> Vec<Pid> {
+    let mut family = children(pid);
+    let mut at = 0;
+    while let Some(parent) = family.get(at) {
+        family.extend(children(*parent));
+        at += 1;
+    }
+    let pids = family.into_iter().filter_map(|pid| i32::try_from(pid).ok());
+    pids.filter_map(Pid::from_raw).collect()
 }
 
 impl Finished {

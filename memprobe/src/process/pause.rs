@@ -7,6 +7,7 @@
 //! A thread that sleeps in a system call which a stop would end is left asleep ([`Sleeper`]).
 
 mod stops;
+mod tracers;
 mod urgency;
 mod watchdog;
 
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
+use self::tracers::once_untraced;
 use self::urgency::Urgency;
 use self::watchdog::Watchdog;
 use super::run_state::{task_state as state, tracer};
@@ -112,7 +114,8 @@ pub struct Paused<R> {
 
 /// Runs `work` while a process is paused. A separate thread holds it, because the kernel ties tracing to the tracing
 /// thread: once it ends, no thread of the process stays stopped. It lets the process run on when the longest pause is
-/// over, whether `work` has ended or not, and a [`Watchdog`] sees to it if memprobe itself is stopped.
+/// over, whether `work` has ended or not, and a [`Watchdog`] sees to it if memprobe itself is stopped. While another
+/// program traces the process, it waits.
 /// Fails with [`PauseError`]; the process then runs as before.
 ///
 /// # Panics
@@ -125,7 +128,7 @@ pub fn while_paused<R>(
     let longest = stops::longest();
     let (begun, begins) = mpsc::channel();
     let (done, ends) = mpsc::channel::<()>();
-    let hold = move || {
+    let hold_once = move || {
         // Before the fork, so that the watchdog gets a processor beside the threads that read.
         let _urgency = Urgency::begin();
         let watchdog = Watchdog::start(longest.mul_f64(WATCHED))?;
@@ -134,7 +137,7 @@ pub fn while_paused<R>(
         held
     };
     let held = thread::scope(|scope| {
-        let holder = scope.spawn(hold);
+        let holder = scope.spawn(move || once_untraced(tgid, hold_once));
         let urgency = Urgency::begin();
         // If the process could not be stopped, nothing is sent.
         let result = begins.recv().ok().map(|()| work());
@@ -351,8 +354,15 @@ fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseErro
     if matches!(state(tgid, tid), None | Some('Z' | 'X')) {
         return Ok(Thread::Gone);
     }
-    let tracer = tracer(tgid, tid).map(|tracer| tracer.0);
-    Err(tracer.map_or_else(|| error.into(), PauseError::Traced))
+    let traced = || tracer(tgid, tid).map(|tracer| PauseError::Traced(tracer.0));
+    if let Some(traced) = traced() {
+        return Err(traced);
+    }
+    // Its tracer may have gone since.
+    match ask(tid) {
+        Ok(()) => Ok(Thread::Asked),
+        Err(_) => Err(traced().unwrap_or_else(|| error.into())),
+    }
 }
 
 fn ask(tid: i32) -> io::Result<()> {
@@ -531,13 +541,44 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_traced_already_says_by_whom() {
+    fn a_process_that_another_program_keeps_traced_says_by_whom() {
         let sleeper = Sleeping::start();
-        let inner = || while_paused(sleeper.tgid(), Sleepers::Left, || ());
-        let error = paused(&sleeper, inner).result.unwrap_err();
+        let error = while_traced(&sleeper, |_release| {
+            while_paused(sleeper.tgid(), Sleepers::Left, || ()).unwrap_err()
+        });
         assert!(matches!(error, PauseError::Traced(by) if by == std::process::id()));
         assert!(error.to_string().contains("a debugger is attached to it"));
         assert!(sleeper.settles_at('S'));
+    }
+
+    #[test]
+    fn a_process_that_another_program_traces_for_a_moment_is_stopped_after_it() {
+        let sleeper = Sleeping::start();
+        let state = while_traced(&sleeper, |release| {
+            let releases = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                drop(release);
+            });
+            let state = paused(&sleeper, || sleeper.state()).result;
+            releases.join().unwrap();
+            state
+        });
+        assert_eq!(state, Some('t'));
+        assert!(sleeper.settles_at('S'));
+    }
+
+    /// Does `work` while a thread traces the process: until `work` has ended or has dropped the sender.
+    fn while_traced<R>(sleeper: &Sleeping, work: impl FnOnce(Sender<()>) -> R) -> R {
+        let (release, released) = mpsc::channel::<()>();
+        let tid = sleeper.0.id().try_into().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                ask(tid).unwrap();
+                let _ = released.recv();
+            });
+            assert!(sleeper.settles_at('t'));
+            work(release)
+        })
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 mod refresh;
 
-pub use refresh::StalePiece;
+pub use refresh::{Digest, StalePages};
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -78,7 +78,7 @@ pub trait ReadMemory {
     }
 
     /// Reads memory again of which there is a copy, and finds the pages that have changed.
-    fn refresh_each(&self, stale: &mut [StalePiece<'_>]) {
+    fn refresh_each(&self, stale: &mut [StalePages<'_>]) {
         refresh::refresh(self, stale);
     }
 
@@ -101,7 +101,7 @@ impl<M: ReadMemory + ?Sized> ReadMemory for &M {
         (**self).read_each(pieces);
     }
 
-    fn refresh_each(&self, stale: &mut [StalePiece<'_>]) {
+    fn refresh_each(&self, stale: &mut [StalePages<'_>]) {
         (**self).refresh_each(stale);
     }
 
@@ -242,8 +242,8 @@ impl ReadMemory for ProcessMemory {
         shared(pieces, bytes, |share| self.read_all(share));
     }
 
-    fn refresh_each(&self, stale: &mut [StalePiece<'_>]) {
-        let bytes = stale.iter().map(|piece| piece.bytes.len()).sum();
+    fn refresh_each(&self, stale: &mut [StalePages<'_>]) {
+        let bytes = stale.iter().map(StalePages::len).sum();
         shared(stale, bytes, |share| refresh::refresh(self, share));
     }
 }

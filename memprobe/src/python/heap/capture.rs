@@ -333,7 +333,7 @@ impl<H: HeapReader> Capture<'_, H> {
             );
             let known = self.reader.known(&image, found);
             let scan = PreviousScan::of(moment.objects);
-            image.end_preparation();
+            image.prepare_to_renew();
             self.progress.begin(ReadStage::Paused);
             let (stood, tables, pause) = self.copy(&mut stops, &image, &scan, &known)?;
             drop((known, scan));

@@ -1,14 +1,17 @@
 //! A cache of a process's memory, so that everything that is read belongs to one moment.
 
+mod packed_page;
+mod packing;
 mod slabs;
+mod store;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use self::slabs::Slabs;
-use crate::process::memory::{Cause, PAGE, Piece, ReadMemory, ReadResult, StalePiece};
+use self::store::ChunkStore;
+use crate::process::memory::{Cause, PAGE, Piece, ReadMemory, ReadResult, StalePages};
 
 /// Bytes per read: the fastest of several sizes for walking a heap of a million objects.
 const CHUNK: usize = 16 << 10;
@@ -31,7 +34,7 @@ pub struct Image<M> {
 struct ChunkCache {
     chunks: Vec<Chunk>,
     /// Bytes of the chunks, by index in `chunks`.
-    bytes: Slabs,
+    bytes: ChunkStore,
     /// Index in `chunks` by chunk number: the address divided by [`CHUNK`].
     places: HashMap<u64, usize>,
     /// Recently used chunks as (number, index), at the slot given by the lowest bits of the number. A newer
@@ -90,7 +93,7 @@ impl<M: ReadMemory> Image<M> {
             memory,
             cache: RefCell::new(ChunkCache {
                 chunks: Vec::new(),
-                bytes: Slabs::default(),
+                bytes: ChunkStore::default(),
                 changed: Vec::new(),
                 places: HashMap::new(),
                 recent: vec![(u64::MAX, 0); RECENT].into(),
@@ -107,9 +110,9 @@ impl<M: ReadMemory> Image<M> {
         self.cache.borrow_mut().open = false;
     }
 
-    /// Prepares no more memory for what is still to be read, because that is little.
-    pub fn end_preparation(&self) {
-        self.cache.borrow_mut().bytes.end_preparation();
+    /// Does now what [`Self::renew`] would do first.
+    pub fn prepare_to_renew(&self) {
+        self.cache.borrow_mut().digest();
     }
 
     /// Resumes reading missing memory. Cached memory stays as it is until [`Self::renew`].
@@ -170,7 +173,11 @@ impl<M: ReadMemory> Image<M> {
         let cache = &mut *self.cache.borrow_mut();
         let chunks = cache.chunks.iter().enumerate();
         let marked = chunks.filter(|(_, chunk)| chunk.is_marked);
-        cache.bytes.keep(marked.map(|(place, _)| place));
+        let kept = cache.bytes.keep(marked.map(|(place, _)| place));
+        if let Err(error) = kept {
+            log::debug!("all memory is kept: {error}");
+            return;
+        }
         cache.chunks.retain(|chunk| chunk.is_marked);
         let numbers = cache.chunks.iter().map(|chunk| chunk.number);
         cache.places = numbers.zip(0..).collect();
@@ -190,9 +197,9 @@ impl<M: ReadMemory> Image<M> {
             let len = ((CHUNK - within) as u64).min(range.end - at);
             // A later read of the range reports the error.
             let bytes = within..within + len as usize;
-            if cache.get(&self.memory, at / CHUNK as u64, bytes, Access::Read)
-                == Err(Cause::NotKept)
-            {
+            let number = at / CHUNK as u64;
+            let found = cache.find(&self.memory, number, bytes, Access::Read);
+            if found == Err(Cause::NotKept) {
                 return;
             }
             let Some(next) = at.checked_add(len) else {
@@ -268,13 +275,14 @@ impl Chunk {
         self.number.wrapping_mul(CHUNK as u64)
     }
 
-    /// Byte range from the first page that was looked at to the last.
+    /// Pages from the first that was looked at to the last.
     fn span(&self) -> Range<usize> {
         let first = self.used.trailing_zeros() as usize;
         let behind = (u8::BITS - self.used.leading_zeros()) as usize;
-        first.min(behind) * PAGE..behind * PAGE
+        first.min(behind)..behind
     }
 
+    /// Reads single pages into `bytes`, those of the chunk.
     fn read_pages(&mut self, memory: &impl ReadMemory, bytes: &mut [u8], wanted: u8) {
         let start = self.start();
         self.tried |= wanted;
@@ -299,53 +307,90 @@ impl ChunkCache {
     /// Reads chunks that are missing. Without memory for them they stay missing.
     fn add(&mut self, memory: &impl ReadMemory, numbers: &[u64]) {
         let first = self.chunks.len();
-        if self.bytes.reserve(first + numbers.len()).is_err() {
+        let Ok(bytes) = self.bytes.append(numbers.len()) else {
             return;
-        }
+        };
         for (place, &number) in (first..).zip(numbers) {
             self.places.insert(number, place);
             self.chunks.push(Chunk::empty(number));
         }
-        let bytes = self.bytes.all_from(first);
         read_whole(memory, self.chunks[first..].iter_mut().zip(bytes));
+    }
+
+    fn digest(&mut self) {
+        if let Err(error) = self.bytes.digest() {
+            log::debug!("some pages have no digest: {error}");
+        }
     }
 
     fn renew(&mut self, memory: &impl ReadMemory) {
         self.missed = 0;
-        let mut wanted: Vec<_> = self.chunks.iter_mut().zip(self.bytes.all_from(0)).collect();
-        wanted.sort_unstable_by_key(|(chunk, _)| chunk.number);
+        self.digest();
+        let mut wanted: Vec<_> = (0..self.chunks.len()).collect();
+        wanted.sort_unstable_by_key(|&place| self.chunks[place].number);
+        let digests: Vec<_> = wanted
+            .iter()
+            .map(|&place| self.bytes.digests(place))
+            .collect();
         let (mut stale, mut places) = (Vec::new(), Vec::new());
-        for (place, (chunk, bytes)) in wanted.iter_mut().enumerate() {
+        for (&place, digests) in wanted.iter().zip(&digests) {
+            let chunk = &mut self.chunks[place];
             let span = chunk.span();
-            let read = pages(&span);
+            let read = pages(&(span.start * PAGE..span.end * PAGE));
             // A page that was not known before is new.
             chunk.changed = read & !chunk.known;
             (chunk.known, chunk.tried) = (read, read);
-            if !span.is_empty() {
-                let address = chunk.start().wrapping_add(span.start as u64);
-                places.push((place, span.start / PAGE));
-                stale.push(StalePiece::of(address, &mut bytes[span]));
+            match digests {
+                _ if span.is_empty() => {}
+                Some(digests) => {
+                    let address = chunk.start().wrapping_add((span.start * PAGE) as u64);
+                    places.push((place, span.start));
+                    stale.push(StalePages::of(address, &digests[span]));
+                }
+                None => self.read_again(memory, place),
             }
         }
         memory.refresh_each(&mut stale);
-        let read = stale.iter().zip(places).map(|(piece, (place, page))| {
-            let changed = (piece.changed << page) as u8;
-            (place, piece.outcome.is_ok(), changed)
-        });
-        let read: Vec<_> = read.collect();
-        for (place, is_read, changed) in read {
-            let (chunk, bytes) = &mut wanted[place];
-            chunk.changed |= changed;
-            if !is_read {
-                chunk.changed = ALL;
-                let span = chunk.known;
-                (chunk.known, chunk.tried) = (0, 0);
-                chunk.read_pages(memory, bytes, span);
+        for (pages, (place, first)) in stale.iter().zip(places) {
+            if pages.outcome.is_err() {
+                self.read_again(memory, place);
+            }
+            for (page, bytes) in pages.changed() {
+                self.put(place, first + page, bytes);
+                self.chunks[place].changed |= 1 << (first + page);
             }
         }
         self.changed.clear();
-        for (chunk, _) in &wanted {
-            add_pages(&mut self.changed, chunk);
+        for place in wanted {
+            add_pages(&mut self.changed, &self.chunks[place]);
+        }
+    }
+
+    /// Reads the known pages of a chunk again, one by one.
+    fn read_again(&mut self, memory: &impl ReadMemory, place: usize) {
+        let wanted = self.chunks[place].known;
+        self.chunks[place].known = 0;
+        self.read_pages(memory, place, wanted);
+        self.chunks[place].changed = ALL;
+    }
+
+    /// Reads single pages of a chunk.
+    fn read_pages(&mut self, memory: &impl ReadMemory, place: usize, wanted: u8) {
+        let chunk = &mut self.chunks[place];
+        let before = chunk.known;
+        let mut bytes = [0; CHUNK];
+        chunk.read_pages(memory, &mut bytes, wanted);
+        let read = chunk.known & !before;
+        let pages = bytes.chunks_exact(PAGE).enumerate();
+        for (page, bytes) in pages.filter(|(page, _)| read >> page & 1 != 0) {
+            self.put(place, page, bytes);
+        }
+    }
+
+    /// Stores a page that was read; it is not known if there is no memory for it.
+    fn put(&mut self, place: usize, page: usize, bytes: &[u8]) {
+        if self.bytes.put(place, page, bytes).is_err() {
+            self.chunks[place].known &= !(1 << page);
         }
     }
 
@@ -382,15 +427,15 @@ impl ChunkCache {
         Some(place)
     }
 
-    /// The bytes of a range within a chunk. Marks its pages as looked at if they are read.
+    /// Index of the chunk that has a range. Marks its pages as looked at if they are read.
     #[inline]
-    fn get(
+    fn find(
         &mut self,
         memory: &impl ReadMemory,
         number: u64,
         range: Range<usize>,
         access: Access,
-    ) -> Result<&[u8], Cause> {
+    ) -> Result<usize, Cause> {
         let pages = pages(&range);
         let is_read = access == Access::Read;
         let place = self.place(memory, number, access);
@@ -405,28 +450,27 @@ impl ChunkCache {
             chunk.is_marked |= self.marks;
         }
         if chunk.known & pages == pages {
-            return Ok(&self.bytes.chunk(place)[range]);
+            return Ok(place);
         }
-        self.get_unknown(memory, place, range, is_read)
+        self.find_unknown(memory, place, pages, is_read)
     }
 
-    /// Like [`Self::get`], for a range of which not all pages were read successfully.
+    /// Like [`Self::find`], for pages not all of which were read successfully.
     #[cold]
-    fn get_unknown(
+    fn find_unknown(
         &mut self,
         memory: &impl ReadMemory,
         place: usize,
-        range: Range<usize>,
+        pages: u8,
         is_read: bool,
-    ) -> Result<&[u8], Cause> {
-        let pages = pages(&range);
-        let chunk = &mut self.chunks[place];
-        let untried = pages & !chunk.tried;
+    ) -> Result<usize, Cause> {
+        let untried = pages & !self.chunks[place].tried;
         if untried != 0 && self.open {
-            chunk.read_pages(memory, self.bytes.chunk_mut(place), untried);
+            self.read_pages(memory, place, untried);
         }
+        let chunk = &self.chunks[place];
         if chunk.known & pages == pages {
-            return Ok(&self.bytes.chunk(place)[range]);
+            return Ok(place);
         }
         if chunk.tried & pages == pages {
             return Err(Cause::NotMapped);
@@ -458,8 +502,9 @@ impl<M: ReadMemory> Image<M> {
             let within = (at % CHUNK as u64) as usize;
             let len = (CHUNK - within).min(into.len() - done);
             let bytes = within..within + len;
-            let bytes = cache.get(&self.memory, at / CHUNK as u64, bytes, access);
-            into[done..done + len].copy_from_slice(bytes.map_err(|cause| cause.at(address))?);
+            let place = cache.find(&self.memory, at / CHUNK as u64, bytes, access);
+            let place = place.map_err(|cause| cause.at(address))?;
+            cache.bytes.read(place, within, &mut into[done..done + len]);
             done += len;
         }
         Ok(())
@@ -481,10 +526,9 @@ impl<M: ReadMemory> ReadMemory for Image<M> {
         }
         let cache = &mut *self.cache.borrow_mut();
         let number = address / CHUNK as u64;
-        let bytes = cache.get(&self.memory, number, within..within + N, Access::Read);
-        let bytes = bytes.map_err(|cause| cause.at(address))?;
-        let bytes = bytes.first_chunk().copied();
-        bytes.ok_or_else(|| Cause::NotKept.at(address))
+        let place = cache.find(&self.memory, number, within..within + N, Access::Read);
+        let place = place.map_err(|cause| cause.at(address))?;
+        Ok(cache.bytes.array(place, within))
     }
 
     fn peek(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {

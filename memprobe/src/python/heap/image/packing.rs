@@ -1,0 +1,143 @@
+//! Packing of full windows, on another thread while the next one is filled.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use memmap2::MmapMut;
+use zerocopy::FromBytes as _;
+
+use super::packed_page::PackBuffer;
+use crate::process::memory::{Digest, PAGE};
+
+/// `u32` of a page.
+pub(super) const UNITS: usize = PAGE / size_of::<u32>();
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PageForm {
+    #[default]
+    Packed,
+    /// As it was read.
+    Plain,
+}
+
+/// The pages of windows, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct PackedWindows {
+    units: Vec<u32>,
+    pages: Vec<WindowPage>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowPage {
+    /// Index of its first `u32`.
+    start: usize,
+    pub(super) form: PageForm,
+    pub(super) digest: Digest,
+}
+
+impl PackedWindows {
+    fn of(windows: &[MmapMut]) -> Self {
+        let mut buffer = PackBuffer::new();
+        let mut packed = Self::default();
+        for page in windows.iter().flat_map(|window| window.chunks_exact(PAGE)) {
+            let start = packed.units.len();
+            let form = match buffer.pack(page) {
+                Some(units) => {
+                    packed.units.extend_from_slice(units);
+                    PageForm::Packed
+                }
+                None => {
+                    packed.units.extend_from_slice(&plain(page));
+                    PageForm::Plain
+                }
+            };
+            let digest = Digest::of(page);
+            packed.pages.push(WindowPage {
+                start,
+                form,
+                digest,
+            });
+        }
+        packed
+    }
+
+    /// Pages from one on, each with its `u32`.
+    pub(super) fn pages_from(&self, page: usize) -> impl Iterator<Item = (WindowPage, &[u32])> {
+        let ends = self.pages.iter().skip(page + 1).map(|page| page.start);
+        let ends = ends.chain([self.units.len()]);
+        let pages = self.pages.iter().skip(page).zip(ends);
+        pages.map(|(page, end)| (*page, &self.units[page.start..end]))
+    }
+}
+
+/// The `u32` of a page as it was read.
+pub(super) fn plain(page: &[u8]) -> [u32; UNITS] {
+    <[u32; UNITS]>::read_from_bytes(page).unwrap_or([0; UNITS])
+}
+
+/// Windows that are packed, or about to be.
+#[derive(Debug)]
+pub(super) struct Packing {
+    windows: Arc<Vec<MmapMut>>,
+    /// Index of their first chunk.
+    pub(super) first: usize,
+    work: PackWork,
+}
+
+#[derive(Debug)]
+enum PackWork {
+    /// On another thread.
+    Begun(JoinHandle<PackedWindows>),
+    Done(PackedWindows),
+}
+
+impl Packing {
+    /// Begins to pack full windows of equal size.
+    pub(super) fn begin(windows: Vec<MmapMut>, first: usize) -> Self {
+        let windows = Arc::new(windows);
+        let shared = Arc::clone(&windows);
+        let thread = Builder::new().name("pack".to_owned());
+        let work = match thread.spawn(move || PackedWindows::of(&shared)) {
+            Ok(thread) => PackWork::Begun(thread),
+            // There may be no more threads.
+            Err(_) => PackWork::Done(PackedWindows::of(&windows)),
+        };
+        Self {
+            windows,
+            first,
+            work,
+        }
+    }
+
+    /// The rest of a window, from a byte on that is counted from the first window.
+    pub(super) fn from(&self, at: usize) -> &[u8] {
+        let size = self.windows[0].len();
+        &self.windows[at / size][at % size..]
+    }
+
+    /// Waits until the windows are packed.
+    pub(super) fn wait(self) -> Self {
+        let packed = match self.work {
+            PackWork::Begun(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            PackWork::Done(packed) => packed,
+        };
+        Self {
+            work: PackWork::Done(packed),
+            ..self
+        }
+    }
+
+    /// The windows once they are packed.
+    pub(super) fn packed(&self) -> Option<&PackedWindows> {
+        match &self.work {
+            PackWork::Begun(_) => None,
+            PackWork::Done(packed) => Some(packed),
+        }
+    }
+
+    /// The memory of the windows, if nobody uses it any more.
+    pub(super) fn into_windows(self) -> Option<Vec<MmapMut>> {
+        Arc::into_inner(self.windows)
+    }
+}

@@ -243,7 +243,7 @@ impl ReadMemory for ProcessMemory {
     }
 
     fn refresh_each(&self, stale: &mut [StalePages<'_>]) {
-        let bytes = stale.iter().map(StalePages::len).sum();
+        let bytes = stale.iter().map(StalePages::size).sum();
         shared(stale, bytes, |share| refresh::refresh(self, share));
     }
 }

@@ -48,7 +48,7 @@ impl<'a> StalePages<'a> {
     }
 
     /// Number of bytes that are read again.
-    pub const fn len(&self) -> usize {
+    pub const fn size(&self) -> usize {
         self.digests.len() * PAGE
     }
 
@@ -72,10 +72,10 @@ impl<'a> StalePages<'a> {
 pub(super) fn refresh(memory: &(impl ReadMemory + ?Sized), stale: &mut [StalePages<'_>]) {
     let mut buffer = Vec::new();
     for stale in stale.chunks_mut(AT_ONCE) {
-        buffer.resize(stale.iter().map(StalePages::len).sum(), 0);
+        buffer.resize(stale.iter().map(StalePages::size).sum(), 0);
         let mut rest = &mut buffer[..];
         let pieces = stale.iter().map(|stale| {
-            let (own, others) = std::mem::take(&mut rest).split_at_mut(stale.len());
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(stale.size());
             rest = others;
             Piece::of(stale.address, own)
         });

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(length(&longer), packed.len());
         let mut bytes = vec![0xee; PAGE];
         read(&longer, 0, &mut bytes);
-        Some((bytes, packed.len() * size_of::<u32>()))
+        Some((bytes, size_of_val(packed)))
     }
 
     #[test]

@@ -67,14 +67,14 @@ impl Slabs {
     /// # Panics
     /// If nothing was appended there.
     #[inline]
-    pub(super) fn from(&self, position: Position) -> &[u32] {
+    pub(super) fn list(&self, position: Position) -> &[u32] {
         let at = position.0 as usize;
         let slab = &self.maps[at / SLAB];
         &units(slab)[at % SLAB..]
     }
 
-    /// Like [`Self::from`].
-    pub(super) fn from_mut(&mut self, position: Position) -> &mut [u32] {
+    /// Like [`Self::list`].
+    pub(super) fn list_mut(&mut self, position: Position) -> &mut [u32] {
         let at = position.0 as usize;
         &mut self.slab_mut(at)[at % SLAB..]
     }
@@ -135,7 +135,7 @@ mod tests {
 
     fn assert_holds(slabs: &Slabs, position: Position, number: usize, length: usize) {
         assert_eq!(
-            slabs.from(position)[..length],
+            slabs.list(position)[..length],
             vec![number as u32; length][..]
         );
     }

@@ -161,7 +161,7 @@ impl ChunkStore {
                 digest: Digest::of(bytes),
             };
         } else {
-            let units = &mut self.slabs.from_mut(stored.position)[..UNITS];
+            let units = &mut self.slabs.list_mut(stored.position)[..UNITS];
             units.as_mut_bytes().copy_from_slice(bytes);
             stored.digest = Digest::of(bytes);
         }
@@ -187,7 +187,7 @@ impl ChunkStore {
             let within = at % PAGE;
             let (now, later) = rest.split_at_mut((PAGE - within).min(rest.len()));
             let page = pages[at / PAGE];
-            let stored = self.slabs.from(page.position);
+            let stored = self.slabs.list(page.position);
             match page.form {
                 PageForm::Packed => packed_page::read(stored, within, now),
                 PageForm::Plain => now.copy_from_slice(&stored.as_bytes()[within..][..now.len()]),
@@ -204,7 +204,7 @@ impl ChunkStore {
         match self.packed.get(index) {
             Some(pages) if start % WORD + N <= WORD => {
                 let page = pages[start / PAGE];
-                let stored = self.slabs.from(page.position);
+                let stored = self.slabs.list(page.position);
                 let number = start % PAGE / WORD;
                 let word = match page.form {
                     PageForm::Packed => packed_page::word(stored, number),
@@ -267,7 +267,7 @@ impl ChunkStore {
         pages.sort_unstable_by_key(|page| page.position);
         let slabs = &self.slabs;
         let lengths = pages.iter().map(|page| match page.form {
-            PageForm::Packed => packed_page::length(slabs.from(page.position)),
+            PageForm::Packed => packed_page::length(slabs.list(page.position)),
             PageForm::Plain => UNITS,
         });
         let lengths: Vec<_> = lengths.collect();

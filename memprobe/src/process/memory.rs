@@ -2,7 +2,7 @@
 
 mod refresh;
 
-pub use refresh::{Digest, StalePages};
+pub use refresh::{Digest, STALE_PAGES, StalePages};
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;

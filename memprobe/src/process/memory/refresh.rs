@@ -23,46 +23,86 @@ impl Digest {
     }
 }
 
+/// Most pages of a piece.
+pub const STALE_PAGES: usize = 4;
+
 /// Pages that follow each other, of which there is a copy.
 #[derive(Debug)]
 pub struct StalePages<'a> {
     pub address: u64,
-    /// Digests of the pages as they were.
-    pub digests: &'a [Digest],
+    /// Number of pages, [`STALE_PAGES`] at most.
+    pub count: usize,
+    /// Digests of the pages as they were; of those that have changed, as they are.
+    pub digests: [Digest; STALE_PAGES],
+    /// The copy, if it lies as the memory does: the pages that have changed are written to it.
+    pub copy: Option<&'a mut [u8]>,
     /// The result.
     pub outcome: ReadResult<()>,
-    /// Pages that have changed, by their places in `digests`, and their bytes one after the other.
-    pub changed: Vec<usize>,
-    pub bytes: Vec<u8>,
+    /// Pages that have changed, one bit each.
+    pub changed: u8,
+    /// Without [`Self::copy`], the bytes of these pages, one after the other.
+    bytes: Vec<u8>,
 }
 
 impl<'a> StalePages<'a> {
-    pub fn of(address: u64, digests: &'a [Digest]) -> Self {
+    /// Pages from an address on, with the digests of at least so many.
+    pub fn of(address: u64, count: usize, digests: &[Digest], copy: Option<&'a mut [u8]>) -> Self {
+        let mut known = [Digest::default(); STALE_PAGES];
+        for (known, digest) in known.iter_mut().zip(digests) {
+            *known = *digest;
+        }
         Self {
             address,
-            digests,
+            count: count.min(STALE_PAGES),
+            digests: known,
+            copy,
             outcome: Ok(()),
-            changed: Vec::new(),
+            changed: 0,
             bytes: Vec::new(),
         }
     }
 
     /// Number of bytes that are read again.
     pub const fn size(&self) -> usize {
-        self.digests.len() * PAGE
+        self.count * PAGE
     }
 
-    /// Changed pages, by their places in `digests`.
-    pub fn changed(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        self.changed.iter().copied().zip(self.bytes.chunks(PAGE))
+    /// The result alone, without the copy.
+    pub fn into_result(self) -> StalePages<'static> {
+        StalePages {
+            address: self.address,
+            count: self.count,
+            digests: self.digests,
+            copy: None,
+            outcome: self.outcome,
+            changed: self.changed,
+            bytes: self.bytes,
+        }
+    }
+
+    /// Numbers of the changed pages.
+    pub fn changed_pages(&self) -> impl Iterator<Item = usize> + use<> {
+        let changed = self.changed;
+        (0..STALE_PAGES).filter(move |page| changed >> page & 1 != 0)
+    }
+
+    /// Bytes of the changed pages, in their order; none if they were written to the copy.
+    pub fn changed_bytes(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.chunks(PAGE)
     }
 
     fn compare(&mut self, now: &[u8]) {
-        let pages = now.chunks(PAGE).zip(self.digests);
-        for (place, (now, digest)) in pages.enumerate() {
-            if Digest::of(now) != *digest {
-                self.changed.push(place);
-                self.bytes.extend_from_slice(now);
+        let pages = now.chunks(PAGE).zip(&mut self.digests);
+        for (page, (now, digest)) in pages.enumerate() {
+            let digest_now = Digest::of(now);
+            if digest_now == *digest {
+                continue;
+            }
+            *digest = digest_now;
+            self.changed |= 1 << page;
+            match &mut self.copy {
+                Some(copy) => copy[page * PAGE..][..PAGE].copy_from_slice(now),
+                None => self.bytes.extend_from_slice(now),
             }
         }
     }
@@ -103,16 +143,25 @@ mod tests {
         let sevens = Digest::of(&[7; PAGE]);
         assert_ne!(sevens, Digest::of(&[1; PAGE]));
         let digests = [sevens; 2];
-        let addresses = [0x1_0000, 0x1_0000 + 2 * PAGE as u64, 0x9_0000];
-        let pieces = addresses.iter();
-        let pieces = pieces.map(|&address| StalePages::of(address, &digests));
-        let mut pieces: Vec<_> = pieces.collect();
+        let mut copy = vec![7; 2 * PAGE];
+        let last = 0x1_0000 + 2 * PAGE as u64;
+        let mut pieces = [
+            StalePages::of(0x1_0000, 2, &digests, None),
+            StalePages::of(last, 2, &digests, None),
+            StalePages::of(last, 2, &digests, Some(&mut copy)),
+            StalePages::of(0x9_0000, 1, &digests, None),
+        ];
         memory.refresh_each(&mut pieces);
-        let read: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
-        assert_eq!(read, [true, true, false]);
-        let changed = pieces.iter().flat_map(StalePages::changed);
+        let read = pieces.each_ref().map(|piece| piece.outcome.is_ok());
+        assert_eq!(read, [true, true, true, false]);
+        let changed = pieces.each_ref().map(|piece| piece.changed);
+        assert_eq!(changed, [0, 0b10, 0b10, 0]);
+        assert_eq!(pieces[1].changed_pages().collect::<Vec<_>>(), [1]);
         let mut expected = [7; PAGE];
         expected[5] = 8;
-        assert_eq!(changed.collect::<Vec<_>>(), [(1, &expected[..])]);
+        assert_eq!(pieces[1].digests[..2], [sevens, Digest::of(&expected)]);
+        let bytes = pieces.iter().flat_map(StalePages::changed_bytes);
+        assert_eq!(bytes.collect::<Vec<_>>(), [&expected[..]]);
+        assert_eq!(copy, [[7; PAGE], expected].concat());
     }
 }

@@ -10,13 +10,14 @@ use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use self::store::ChunkStore;
-use crate::process::memory::{Cause, PAGE, Piece, ReadMemory, ReadResult, StalePages};
+use self::store::{ChunkStore, StaleChunk};
+use crate::process::memory::{Cause, PAGE, Piece, ReadMemory, ReadResult, STALE_PAGES, StalePages};
 
 /// Bytes per read: the fastest of several sizes for walking a heap of a million objects.
 const CHUNK: usize = 16 << 10;
 
 const PAGES: usize = CHUNK / PAGE;
+const _: () = assert!(PAGES <= STALE_PAGES);
 const BATCH: usize = 1024;
 
 /// Slots of the direct-mapped lookup cache: 256 MiB of chunks.
@@ -328,37 +329,50 @@ impl ChunkCache {
         self.digest();
         let mut wanted: Vec<_> = (0..self.chunks.len()).collect();
         wanted.sort_unstable_by_key(|&place| self.chunks[place].number);
-        let digests: Vec<_> = wanted
-            .iter()
-            .map(|&place| self.bytes.digests(place))
-            .collect();
-        let (mut stale, mut places) = (Vec::new(), Vec::new());
-        for (&place, digests) in wanted.iter().zip(&digests) {
+        let mut chunks = self.bytes.stale();
+        let (mut stale, mut places, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+        for &place in &wanted {
             let chunk = &mut self.chunks[place];
             let span = chunk.span();
             let read = pages(&(span.start * PAGE..span.end * PAGE));
             // A page that was not known before is new.
             chunk.changed = read & !chunk.known;
             (chunk.known, chunk.tried) = (read, read);
-            match digests {
-                _ if span.is_empty() => {}
-                Some(digests) => {
-                    let address = chunk.start().wrapping_add((span.start * PAGE) as u64);
-                    places.push((place, span.start));
-                    stale.push(StalePages::of(address, &digests[span]));
-                }
-                None => self.read_again(memory, place),
+            if span.is_empty() {
+                continue;
             }
+            let StaleChunk { digests, bytes } = std::mem::take(&mut chunks[place]);
+            let Some(digests) = digests else {
+                lost.push(place);
+                continue;
+            };
+            let address = chunk.start().wrapping_add((span.start * PAGE) as u64);
+            let copy = bytes.map(|bytes| &mut bytes[span.start * PAGE..span.end * PAGE]);
+            let (first, digests) = (span.start, &digests[span]);
+            places.push((place, first));
+            stale.push(StalePages::of(address, digests.len(), digests, copy));
         }
         memory.refresh_each(&mut stale);
-        for (pages, (place, first)) in stale.iter().zip(places) {
+        let renewed = stale.into_iter().zip(places);
+        let renewed = renewed.filter(|(pages, _)| pages.outcome.is_err() || pages.changed != 0);
+        let renewed = renewed.map(|(pages, place)| (pages.into_result(), place));
+        // From here on nothing refers to the bytes of the chunks.
+        let renewed: Vec<_> = renewed.collect();
+        for (pages, (place, first)) in renewed {
             if pages.outcome.is_err() {
-                self.read_again(memory, place);
+                lost.push(place);
             }
-            for (page, bytes) in pages.changed() {
-                self.put(place, first + page, bytes);
-                self.chunks[place].changed |= 1 << (first + page);
+            self.chunks[place].changed |= pages.changed << first;
+            let mut bytes = pages.changed_bytes();
+            for page in pages.changed_pages() {
+                match bytes.next() {
+                    Some(bytes) => self.put(place, first + page, bytes),
+                    None => self.bytes.note(place, first + page, pages.digests[page]),
+                }
             }
+        }
+        for place in lost {
+            self.read_again(memory, place);
         }
         self.changed.clear();
         for place in wanted {

@@ -40,7 +40,6 @@ mod code {
 }
 
 /// Memory in which a page is packed.
-#[derive(Debug)]
 pub(super) struct PackBuffer([u32; MOST]);
 
 impl PackBuffer {

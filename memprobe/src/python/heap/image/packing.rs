@@ -111,7 +111,7 @@ impl Packing {
     }
 
     /// The rest of a window, from a byte on that is counted from the first window.
-    pub(super) fn from(&self, at: usize) -> &[u8] {
+    pub(super) fn bytes_at(&self, at: usize) -> &[u8] {
         let size = self.windows[0].len();
         &self.windows[at / size][at % size..]
     }

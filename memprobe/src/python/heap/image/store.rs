@@ -41,6 +41,15 @@ pub(super) struct ChunkStore {
     len: usize,
 }
 
+/// A chunk that may have changed in the process.
+#[derive(Debug, Default)]
+pub(super) struct StaleChunk<'a> {
+    /// Digests of its pages, if [`ChunkStore::digest`] found them.
+    pub(super) digests: Option<[Digest; PAGES]>,
+    /// Its bytes, if it is not packed.
+    pub(super) bytes: Option<&'a mut [u8]>,
+}
+
 /// A page outside of the windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct StoredPage {
@@ -65,8 +74,7 @@ impl ChunkStore {
     /// Adds a window, and begins to pack the oldest ones if there are many.
     fn add_window(&mut self) -> io::Result<()> {
         let mut window = None;
-        let full = self.len - self.first;
-        if self.len >= MANY && full >= AT_ONCE * WINDOW {
+        if self.len >= MANY && self.len - self.first >= AT_ONCE * WINDOW {
             window = self.end_packing()?;
             let oldest = self.windows.drain(..AT_ONCE).collect();
             self.packing = Some(Packing::begin(oldest, self.first));
@@ -133,11 +141,31 @@ impl ChunkStore {
         Ok(())
     }
 
-    /// Digests of the pages of a chunk, as [`Self::digest`] found them.
-    pub(super) fn digests(&self, index: usize) -> Option<[Digest; PAGES]> {
-        match self.packed.get(index) {
-            Some(pages) => Some(pages.map(|page| page.digest)),
-            None => self.digests.get(index.checked_sub(self.first)?).copied(),
+    /// All chunks, in the order of their indices.
+    pub(super) fn stale(&mut self) -> Vec<StaleChunk<'_>> {
+        let mut stale = Vec::with_capacity(self.len);
+        stale.extend(self.packed.iter().map(|pages| StaleChunk {
+            digests: Some(pages.map(|page| page.digest)),
+            bytes: None,
+        }));
+        stale.resize_with(self.first, StaleChunk::default);
+        let windows = self.windows.iter_mut();
+        let chunks = windows.flat_map(|window| window.chunks_exact_mut(CHUNK));
+        let digests = self.digests.iter().copied().map(Some);
+        let chunks = chunks.zip(digests.chain(std::iter::repeat(None)));
+        let chunks = chunks.take(self.len - self.first);
+        stale.extend(chunks.map(|(bytes, digests)| StaleChunk {
+            digests,
+            bytes: Some(bytes),
+        }));
+        stale
+    }
+
+    /// Notes the digest of a page that was renewed where it lies.
+    pub(super) fn note(&mut self, index: usize, page: usize, digest: Digest) {
+        let place = index.checked_sub(self.first);
+        if let Some(digests) = place.and_then(|place| self.digests.get_mut(place)) {
+            digests[page] = digest;
         }
     }
 
@@ -197,7 +225,7 @@ impl ChunkStore {
         }
     }
 
-    /// Like [`Self::read`], for a few bytes: most of what is read of millions of objects are single words.
+    /// Like [`Self::read`], for a few bytes.
     #[inline]
     pub(super) fn array<const N: usize>(&self, index: usize, start: usize) -> [u8; N] {
         let mut array = [0; N];
@@ -224,7 +252,7 @@ impl ChunkStore {
     fn in_window(&self, index: usize) -> &[u8] {
         let window = match (index.checked_sub(self.first), &self.packing) {
             (Some(place), _) => &self.windows[place / WINDOW][place % WINDOW * CHUNK..],
-            (None, Some(packing)) => packing.from((index - packing.first) * CHUNK),
+            (None, Some(packing)) => packing.bytes_at((index - packing.first) * CHUNK),
             (None, None) => &[],
         };
         &window[..CHUNK]
@@ -280,7 +308,7 @@ impl ChunkStore {
 mod tests {
     use super::*;
 
-    /// More chunks than [`MANY`] windows have: some are packed, and some are not.
+    /// More chunks than [`MANY`]: some are packed, and some are not.
     const COUNT: usize = 7 * WINDOW + 5;
 
     /// Content of a page that was written so many times: of every fourth one too various to be packed.
@@ -368,13 +396,15 @@ mod tests {
                     .unwrap();
             }
             for (index, &versions) in versions.iter().enumerate() {
-                let expected = chunk_of(index, versions);
-                assert_holds(&store, index, &expected);
-                let digests = expected.chunks(PAGE).map(Digest::of);
-                let stored = store.digests(index);
-                assert!(stored.is_none_or(|stored| digests.eq(stored)));
+                assert_holds(&store, index, &chunk_of(index, versions));
             }
             store.digest().unwrap();
+            for (index, stale) in store.stale().into_iter().enumerate() {
+                let expected = chunk_of(index, versions[index]);
+                let digests = expected.chunks(PAGE).map(Digest::of);
+                assert!(digests.eq(stale.digests.unwrap()));
+                assert!(stale.bytes.is_none_or(|bytes| *bytes == *expected));
+            }
         }
     }
 

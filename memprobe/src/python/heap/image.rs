@@ -174,9 +174,9 @@ impl<M: ReadMemory> Image<M> {
         let cache = &mut *self.cache.borrow_mut();
         let chunks = cache.chunks.iter().enumerate();
         let marked = chunks.filter(|(_, chunk)| chunk.is_marked);
-        let kept = cache.bytes.keep(marked.map(|(place, _)| place));
-        if let Err(error) = kept {
-            log::debug!("all memory is kept: {error}");
+        let result = cache.bytes.keep(marked.map(|(place, _)| place));
+        if let Err(error) = result {
+            log::debug!("all memory stays: {error}");
             return;
         }
         cache.chunks.retain(|chunk| chunk.is_marked);

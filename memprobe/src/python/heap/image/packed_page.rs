@@ -24,7 +24,7 @@ const GROUPS: usize = WORDS / GROUP;
 const FIRST: usize = 1 + GROUPS / 2;
 /// Most `u32` of a packed page, and one that is written too much.
 const MOST: usize = FIRST + 2 * GROUPS + 2 * WORDS + 1;
-/// Of every so many words one is asked for its upper half. Odd: objects repeat at powers of two.
+/// Words from one that votes for the shared half to the next. Odd, because objects repeat at powers of two.
 const SAMPLED: usize = 5;
 
 /// Representation of a word. The number of bits that are set is the number of its `u32`.
@@ -98,8 +98,8 @@ const fn code_of(lower: u32, upper: u32, shared: u32) -> u64 {
     is_large * (code::SHARED + is_whole) + (1 - is_large) * is_small
 }
 
-/// The upper half that most of these words have, besides zero: the majority vote of Boyer and Moore, whose answer is
-/// the right one if it is that of more than half. Any other answer costs memory alone.
+/// The upper half that most of these words have, besides zero. The majority vote of Boyer and Moore finds it if more
+/// than half of them have it. Any other half costs memory alone.
 fn shared_upper(words: impl Iterator<Item = u64>) -> u32 {
     let (mut candidate, mut votes) = (0, 0_u32);
     for word in words {

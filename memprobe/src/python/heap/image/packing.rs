@@ -17,7 +17,7 @@ pub(super) const UNITS: usize = PAGE / size_of::<u32>();
 pub(super) enum PageForm {
     #[default]
     Packed,
-    /// As it was read.
+    /// The bytes of the memory.
     Plain,
 }
 

@@ -30,9 +30,9 @@ pub(super) fn map(bytes: usize, pages: PageSize) -> io::Result<MmapMut> {
     Ok(map)
 }
 
-/// Position of a list: the number of `u32` before it.
+/// Start of a list: the number of `u32` before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Position(u32);
+pub(super) struct ListStart(u32);
 
 /// Lists of `u32`, each within a slab.
 #[derive(Debug, Default)]
@@ -44,17 +44,17 @@ pub(super) struct Slabs {
 
 impl Slabs {
     /// Appends a list of at most [`SLAB`].
-    pub(super) fn append(&mut self, list: &[u32]) -> io::Result<Position> {
+    pub(super) fn append(&mut self, list: &[u32]) -> io::Result<ListStart> {
         let at = self.start_of(list.len());
         if at / SLAB >= self.maps.len() {
             self.maps.push(map(SLAB * UNIT, PageSize::Huge)?);
         }
         self.slab_mut(at)[at % SLAB..][..list.len()].copy_from_slice(list);
         self.end = at + list.len();
-        u32::try_from(at).map(Position).map_err(io::Error::other)
+        u32::try_from(at).map(ListStart).map_err(io::Error::other)
     }
 
-    /// Position of the next list of a length.
+    /// Start of the next list of a length.
     const fn start_of(&self, length: usize) -> usize {
         match self.end % SLAB + length <= SLAB {
             true => self.end,
@@ -67,14 +67,14 @@ impl Slabs {
     /// # Panics
     /// If nothing was appended there.
     #[inline]
-    pub(super) fn list(&self, position: Position) -> &[u32] {
+    pub(super) fn list(&self, position: ListStart) -> &[u32] {
         let at = position.0 as usize;
         let slab = &self.maps[at / SLAB];
         &units(slab)[at % SLAB..]
     }
 
     /// Like [`Self::list`].
-    pub(super) fn list_mut(&mut self, position: Position) -> &mut [u32] {
+    pub(super) fn list_mut(&mut self, position: ListStart) -> &mut [u32] {
         let at = position.0 as usize;
         &mut self.slab_mut(at)[at % SLAB..]
     }
@@ -88,7 +88,7 @@ impl Slabs {
     /// order of their positions. The memory behind them goes back to the system.
     pub(super) fn compact<'a>(
         &mut self,
-        staying: impl IntoIterator<Item = (&'a mut Position, usize)>,
+        staying: impl IntoIterator<Item = (&'a mut ListStart, usize)>,
     ) {
         self.end = 0;
         for (position, length) in staying {
@@ -97,7 +97,7 @@ impl Slabs {
             let to = self.start_of(length);
             self.move_list(from, to, length);
             self.end = to + length;
-            *position = Position(to as u32);
+            *position = ListStart(to as u32);
         }
         self.maps.truncate(self.end.div_ceil(SLAB));
     }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     /// Appends lists of these lengths, each of its number.
-    fn filled(lengths: &[usize]) -> (Slabs, Vec<Position>) {
+    fn filled(lengths: &[usize]) -> (Slabs, Vec<ListStart>) {
         let mut slabs = Slabs::default();
         let lists = (0..).zip(lengths);
         let positions = lists.map(|(number, &length)| slabs.append(&vec![number; length]).unwrap());
@@ -133,7 +133,7 @@ mod tests {
         (slabs, positions)
     }
 
-    fn assert_holds(slabs: &Slabs, position: Position, number: usize, length: usize) {
+    fn assert_holds(slabs: &Slabs, position: ListStart, number: usize, length: usize) {
         assert_eq!(
             slabs.list(position)[..length],
             vec![number as u32; length][..]
@@ -154,16 +154,16 @@ mod tests {
     fn lists_that_stay_lie_side_by_side() {
         let lengths: Vec<usize> = (0..3000).map(|number| 500 + number % 700).collect();
         let (mut slabs, positions) = filled(&lengths);
-        let stays = |&(number, _): &(usize, Position)| number % 3 == 1;
+        let stays = |&(number, _): &(usize, ListStart)| number % 3 == 1;
         let staying = positions.into_iter().enumerate().filter(stays);
-        let mut staying: Vec<(usize, Position)> = staying.collect();
-        let room: usize = staying.iter().map(|&(number, _)| lengths[number]).sum();
+        let mut staying: Vec<(usize, ListStart)> = staying.collect();
+        let size: usize = staying.iter().map(|&(number, _)| lengths[number]).sum();
         let moved = staying.iter_mut();
         slabs.compact(moved.map(|(number, position)| (position, lengths[*number])));
         for &(number, position) in &staying {
             assert_holds(&slabs, position, number, lengths[number]);
         }
-        assert_eq!(slabs.maps.len(), room.div_ceil(SLAB));
+        assert_eq!(slabs.maps.len(), size.div_ceil(SLAB));
         slabs.compact([]);
         assert!(slabs.maps.is_empty());
         let again = slabs.append(&[9; 3]).unwrap();

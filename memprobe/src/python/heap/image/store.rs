@@ -10,7 +10,7 @@ use zerocopy::IntoBytes as _;
 
 use super::packed_page::{self, WORD};
 use super::packing::{PackedWindows, Packing, PageForm, UNITS, plain};
-use super::slabs::{PageSize, Position, Slabs, map};
+use super::slabs::{ListStart, PageSize, Slabs, map};
 use super::{CHUNK, PAGES};
 use crate::process::memory::{Digest, PAGE};
 
@@ -53,7 +53,7 @@ pub(super) struct StaleChunk<'a> {
 /// A page outside of the windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct StoredPage {
-    position: Position,
+    position: ListStart,
     form: PageForm,
     digest: Digest,
 }
@@ -409,19 +409,19 @@ mod tests {
     }
 
     #[test]
-    fn kept_chunks_have_their_bytes_and_the_first_indices() {
+    fn chunks_that_stay_have_their_bytes_and_the_first_indices() {
         for (every, of) in [(1, 3), (2, 3), (1, COUNT), (3, 3)] {
             let mut store = filled(WINDOW);
             store.put(6, 1, &page_of(6, 1, 1)).unwrap();
             store.put(COUNT - 2, 1, &page_of(COUNT - 2, 1, 1)).unwrap();
-            let kept = || (0..COUNT).filter(|number| number % of < every);
-            store.keep(kept()).unwrap();
-            for (index, number) in kept().enumerate() {
+            let staying = || (0..COUNT).filter(|number| number % of < every);
+            store.keep(staying()).unwrap();
+            for (index, number) in staying().enumerate() {
                 let is_put = number == 6 || number == COUNT - 2;
                 assert_holds(&store, index, &chunk_of(number, [0, is_put.into(), 0, 0]));
             }
             // Others come behind them.
-            let count = kept().count();
+            let count = staying().count();
             for bytes in store.append(2).unwrap() {
                 bytes.copy_from_slice(&chunk_of(9, [0; PAGES]));
             }

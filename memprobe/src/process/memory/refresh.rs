@@ -45,15 +45,15 @@ pub struct StalePages<'a> {
 }
 
 impl<'a> StalePages<'a> {
-    /// Pages from an address on, with the digests of at least so many.
-    pub fn of(address: u64, count: usize, digests: &[Digest], copy: Option<&'a mut [u8]>) -> Self {
+    /// Pages from an address on, as many as there are digests.
+    pub fn of(address: u64, digests: &[Digest], copy: Option<&'a mut [u8]>) -> Self {
         let mut known = [Digest::default(); STALE_PAGES];
         for (known, digest) in known.iter_mut().zip(digests) {
             *known = *digest;
         }
         Self {
             address,
-            count: count.min(STALE_PAGES),
+            count: digests.len().min(STALE_PAGES),
             digests: known,
             copy,
             outcome: Ok(()),
@@ -146,10 +146,10 @@ mod tests {
         let mut copy = vec![7; 2 * PAGE];
         let last = 0x1_0000 + 2 * PAGE as u64;
         let mut pieces = [
-            StalePages::of(0x1_0000, 2, &digests, None),
-            StalePages::of(last, 2, &digests, None),
-            StalePages::of(last, 2, &digests, Some(&mut copy)),
-            StalePages::of(0x9_0000, 1, &digests, None),
+            StalePages::of(0x1_0000, &digests, None),
+            StalePages::of(last, &digests, None),
+            StalePages::of(last, &digests, Some(&mut copy)),
+            StalePages::of(0x9_0000, &digests[..1], None),
         ];
         memory.refresh_each(&mut pieces);
         let read = pieces.each_ref().map(|piece| piece.outcome.is_ok());

@@ -24,14 +24,14 @@ pub(super) fn once_untraced<R>(
     let deadline = Instant::now() + MAX_TRACED;
     loop {
         let paused = pause();
-        if !matches!(paused, Err(PauseError::Traced(_))) || !is_untraced(tgid, deadline) {
+        if !matches!(paused, Err(PauseError::Traced(_))) || !becomes_untraced(tgid, deadline) {
             return paused;
         }
     }
 }
 
 /// Waits until no thread of a process is traced; returns false if one is at the deadline.
-fn is_untraced(tgid: Tgid, deadline: Instant) -> bool {
+fn becomes_untraced(tgid: Tgid, deadline: Instant) -> bool {
     while Instant::now() < deadline {
         if !is_traced(tgid) {
             return true;

@@ -350,7 +350,7 @@ impl ChunkCache {
             let copy = bytes.map(|bytes| &mut bytes[span.start * PAGE..span.end * PAGE]);
             let (first, digests) = (span.start, &digests[span]);
             places.push((place, first));
-            stale.push(StalePages::of(address, digests.len(), digests, copy));
+            stale.push(StalePages::of(address, digests, copy));
         }
         memory.refresh_each(&mut stale);
         let renewed = stale.into_iter().zip(places);

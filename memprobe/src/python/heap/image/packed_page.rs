@@ -22,7 +22,7 @@ const GROUP: usize = 32;
 const GROUPS: usize = WORDS / GROUP;
 /// Index of the first group.
 const FIRST: usize = 1 + GROUPS / 2;
-/// Most `u32` of a packed page, and one that is written too much.
+/// Most `u32` of a packed page, and one for a half that is not needed.
 const MOST: usize = FIRST + 2 * GROUPS + 2 * WORDS + 1;
 /// Words from one that votes for the shared half to the next. Odd, because objects repeat at powers of two.
 const SAMPLED: usize = 5;

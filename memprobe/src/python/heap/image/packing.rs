@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use memmap2::MmapMut;
-use zerocopy::FromBytes as _;
+use zerocopy::IntoBytes as _;
 
 use super::packed_page::PackBuffer;
 use crate::process::memory::{Digest, PAGE};
@@ -72,8 +72,13 @@ impl PackedWindows {
 }
 
 /// The `u32` of a page as it was read.
+///
+/// # Panics
+/// If it does not have [`PAGE`] bytes.
 pub(super) fn plain(page: &[u8]) -> [u32; UNITS] {
-    <[u32; UNITS]>::read_from_bytes(page).unwrap_or([0; UNITS])
+    let mut units = [0; UNITS];
+    units.as_mut_bytes().copy_from_slice(page);
+    units
 }
 
 /// Windows that are packed, or about to be.

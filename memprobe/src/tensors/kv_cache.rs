@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use strum::IntoStaticStr;
 
+use super::account_entries::DeviceEntries;
 use super::{DeviceTable, RowKind, TensorTable};
 use crate::event::tensors::{TensorDevice, TensorKind, TensorSnapshot};
 use crate::event::{Bytes, DeviceIndex, KvPool, KvUnit, Tgid};
@@ -92,8 +93,10 @@ impl KvTable {
 }
 
 /// Returns a table for each pool and device.
-pub(super) fn kv_tables(snapshot: &TensorSnapshot, devices: &[DeviceTable]) -> Vec<KvTable> {
-    let caches = devices.iter().filter_map(|table| cache_of(snapshot, table));
+pub fn kv_tables(snapshot: &TensorSnapshot, devices: &[DeviceEntries]) -> Vec<KvTable> {
+    let caches = devices
+        .iter()
+        .filter_map(|divided| cache_of(snapshot, divided));
     let caches: Vec<_> = caches.collect();
     let [pool] = &snapshot.kv.pools[..] else {
         // The objects do not say which tensors belong to which pool.
@@ -115,27 +118,27 @@ struct CacheMemory {
     storages: u64,
 }
 
-fn cache_of(snapshot: &TensorSnapshot, table: &DeviceTable) -> Option<CacheMemory> {
-    if !matches!(table.device, TensorDevice::Cuda(_)) {
+fn cache_of(snapshot: &TensorSnapshot, divided: &DeviceEntries) -> Option<CacheMemory> {
+    if !matches!(divided.device, TensorDevice::Cuda(_)) {
         return None;
     }
-    let is_cache = |kind| kind == RowKind::Tensor(TensorKind::KvCache);
-    let rows = table.rows.iter().filter(|row| is_cache(row.kind));
     let (mut held, mut storages) = (0_u64, 0_u64);
     let mut counted = HashSet::new();
-    for row in rows {
+    for entry in &divided.entries {
+        let tensor = entry.tensor().map(|at| &snapshot.tensors[at]);
+        let Some(tensor) = tensor.filter(|tensor| tensor.kind == TensorKind::KvCache) else {
+            continue;
+        };
         held = held
-            .saturating_add(row.holds.0)
-            .saturating_add(row.outside.map_or(0, |it| it.0));
-        let tensor = row.tensor.and_then(|at| snapshot.tensors.get(at));
-        let storage = tensor.and_then(|tensor| tensor.storage);
-        let storage = storage.filter(|storage| counted.insert(*storage));
+            .saturating_add(entry.holds().0)
+            .saturating_add(entry.outside().map_or(0, |it| it.0));
+        let storage = tensor.storage.filter(|storage| counted.insert(*storage));
         if let Some(storage) = storage.and_then(|at| snapshot.storages.get(at)) {
             storages = storages.saturating_add(storage.bytes.0);
         }
     }
     (held > 0).then_some(CacheMemory {
-        device: table.device,
+        device: divided.device,
         held,
         storages: storages.min(held),
     })

@@ -4,6 +4,7 @@
 //! storage in it or, without a storage, a row of its own. For each device `sum of the rows' holds +
 //! remainder == memory_allocated()`; a remainder has a reason.
 
+mod account_entries;
 mod agreement;
 mod diff;
 mod explain;
@@ -21,11 +22,14 @@ pub(crate) mod samples;
 
 use std::sync::Arc;
 
+pub use account_entries::{AccountEntry, DeviceEntries, EntrySubject, account_entries};
 pub use agreement::agreed;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
-pub use kv_cache::{KvBytesSource, KvRow, KvTable, KvUsage, ServerMemory, server_memory};
+pub use kv_cache::{
+    KvBytesSource, KvRow, KvTable, KvUsage, ServerMemory, kv_tables, server_memory,
+};
 pub use named::named;
 pub use select::without;
 pub use sites::Sites;

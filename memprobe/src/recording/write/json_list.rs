@@ -1,6 +1,7 @@
 //! Lists of a JSON document with one item a line, formatted on several threads.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::thread::{self, Builder};
 
@@ -26,21 +27,21 @@ impl<'a, W: Write> JsonList<'a, W> {
         Ok(Self { out, is_empty })
     }
 
-    /// Appends the record of each item that has one, in the order of the items.
-    pub(super) fn add<'i, I: Sync, R: Serialize>(
+    /// Appends the record of each of `count` items that has one, in the order of the items.
+    pub(super) fn add<R: Serialize>(
         mut self,
-        items: &'i [I],
-        record: impl Fn(&'i I) -> Option<R> + Sync,
+        count: usize,
+        record: impl Fn(usize) -> Option<R> + Sync,
     ) -> io::Result<Self> {
-        let text_of = &|items: &'i [I]| text(items.iter().filter_map(&record));
-        if items.len() <= SHARE {
-            self.write(&text_of(items)?)?;
+        let text_of = &|items: Range<usize>| text(items.filter_map(&record));
+        if count <= SHARE {
+            self.write(&text_of(0..count)?)?;
             return Ok(self);
         }
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        for shares in items.chunks(SHARE * threads.min(MAX_THREADS)) {
+        for shares in chunks(0..count, SHARE * threads.min(MAX_THREADS)) {
             thread::scope(|scope| {
-                let shares = shares.chunks(SHARE);
+                let shares = chunks(shares, SHARE);
                 let start = |share| Builder::new().spawn_scoped(scope, move || text_of(share));
                 let threads: Vec<_> = shares.map(start).collect::<io::Result<_>>()?;
                 threads.into_iter().try_for_each(|thread| {
@@ -64,6 +65,13 @@ impl<'a, W: Write> JsonList<'a, W> {
     }
 }
 
+/// Parts of a range, each of `size` items but the last.
+fn chunks(items: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = items.end;
+    let starts = items.step_by(size);
+    starts.map(move |start| start..end.min(start + size))
+}
+
 /// The records as lines, each after a comma.
 fn text<R: Serialize>(records: impl Iterator<Item = R>) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
@@ -82,8 +90,8 @@ mod tests {
         let mut text = b"{\"first\":1".to_vec();
         let mut list = JsonList::begin(&mut text, "odd").unwrap();
         for items in lists {
-            let odd = |item: &u32| (item % 2 == 1).then_some(*item);
-            list = list.add(items, odd).unwrap();
+            let odd = |at: usize| (items[at] % 2 == 1).then_some(items[at]);
+            list = list.add(items.len(), odd).unwrap();
         }
         list.end().unwrap();
         String::from_utf8(text).unwrap() + "}"

@@ -8,12 +8,12 @@ use std::io::{self, Write};
 use serde::{Serialize, Serializer};
 
 use super::json_list::JsonList;
-use crate::event::tensors::{Consistency, DType, Name, Tensor, TensorDevice, TensorSnapshot};
+use crate::event::tensors::{Consistency, DType, Name, TensorDevice, TensorSnapshot};
 use crate::event::{Bytes, Target};
 use crate::recording::{
     BlockRecord, KvCachesRecord, RetainerRecord, SiteRecord, StorageRecord, TENSOR_FORMAT,
 };
-use crate::tensors::{Account, DeviceTable, Row, TensorTable, explain};
+use crate::tensors::{Account, AccountEntry, DeviceEntries, KvTable, account_entries, kv_tables};
 
 /// Writes the document. `version` is memprobe's.
 pub fn write_tensors(
@@ -21,29 +21,34 @@ pub fn write_tensors(
     version: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let table = explain(snapshot);
+    let devices = account_entries(snapshot);
+    let kv = kv_tables(snapshot, &devices);
     // The first field identifies the file; all fields but the lists come first.
-    let head = serde_json::to_string(&Head::of(snapshot, &table, version))?;
+    let head = serde_json::to_string(&Head::of(snapshot, &kv, version))?;
     out.write_all(head.strip_suffix('}').unwrap_or(&head).as_bytes())?;
     let totals = JsonList::begin(out, "totals")?;
-    let totals = totals.add(&table.devices, |table| Some(DeviceRecord::from(table)))?;
+    let totals = totals.add(devices.len(), |at| Some(DeviceRecord::from(&devices[at])))?;
     totals.end()?;
-    let (tensors, others) = rows(&table, snapshot.tensors.len());
-    let tensors: Vec<_> = tensors.into_iter().zip(&snapshot.tensors).collect();
+    let (of_tensors, others) = entries(&devices, snapshot.tensors.len());
     let list = JsonList::begin(out, "tensors")?;
-    let list = list.add(&tensors, |&(place, tensor)| {
-        let (table, row) = place?;
-        Some(Item::of_tensor(row, table, tensor))
+    let list = list.add(of_tensors.len(), |at| {
+        let (device, entry) = of_tensors[at]?;
+        Some(Item::of_tensor(entry, device, snapshot, at))
     })?;
-    let list = list.add(&others, |&(table, row)| Some(Item::of(row, table)))?;
+    let list = list.add(others.len(), |at| {
+        let (device, entry) = others[at];
+        Some(Item::of(entry, device, snapshot))
+    })?;
     list.end()?;
     let list = JsonList::begin(out, "storages")?;
-    let list = list.add(&snapshot.storages, |storage| {
-        Some(StorageRecord::from(storage))
+    let storages = &snapshot.storages;
+    let list = list.add(storages.len(), |at| {
+        Some(StorageRecord::from(&storages[at]))
     })?;
     list.end()?;
     let list = JsonList::begin(out, "blocks")?;
-    let list = list.add(&snapshot.blocks, |block| Some(BlockRecord::from(block)))?;
+    let blocks = &snapshot.blocks;
+    let list = list.add(blocks.len(), |at| Some(BlockRecord::from(&blocks[at])))?;
     list.end()?;
     out.write_all(b"\n}\n")
 }
@@ -85,8 +90,8 @@ struct KvRowRecord<'a> {
     bytes: Option<u64>,
 }
 
-fn kv_rows(table: &TensorTable) -> Vec<KvRowRecord<'_>> {
-    let tables = table.kv.iter();
+fn kv_rows(tables: &[KvTable]) -> Vec<KvRowRecord<'_>> {
+    let tables = tables.iter();
     let rows = tables.flat_map(|table| table.rows.iter().map(move |row| (table.device, row)));
     let rows = rows.map(|(device, row)| KvRowRecord {
         device,
@@ -100,7 +105,7 @@ fn kv_rows(table: &TensorTable) -> Vec<KvRowRecord<'_>> {
 }
 
 impl<'a> Head<'a> {
-    fn of(snapshot: &'a TensorSnapshot, table: &'a TensorTable, version: &'a str) -> Self {
+    fn of(snapshot: &'a TensorSnapshot, kv: &'a [KvTable], version: &'a str) -> Self {
         let (pause_ms, retries) = match snapshot.consistency {
             Consistency::Paused { pause, retries } => (Some(pause.as_secs_f64() * 1e3), retries),
             Consistency::Running => (None, 0),
@@ -118,7 +123,7 @@ impl<'a> Head<'a> {
             tensor_limit: snapshot.limit,
             missing_objects: snapshot.missing_objects.as_deref(),
             kv_cache: KvCachesRecord::of(&snapshot.kv),
-            kv_rows: kv_rows(table),
+            kv_rows: kv_rows(kv),
         }
     }
 }
@@ -146,11 +151,11 @@ struct DeviceRecord {
     block_count: Option<u64>,
 }
 
-impl From<&DeviceTable> for DeviceRecord {
-    fn from(table: &DeviceTable) -> Self {
-        let account: &Account = &table.account;
+impl From<&DeviceEntries> for DeviceRecord {
+    fn from(entries: &DeviceEntries) -> Self {
+        let account: &Account = &entries.account;
         Self {
-            device: table.device,
+            device: entries.device,
             allocated: account.totals.map(|totals| totals.allocated.0),
             reserved: account.totals.map(|totals| totals.reserved.0),
             tensors: account.tensors.0,
@@ -220,17 +225,17 @@ struct Item<'a> {
     object: Option<u64>,
 }
 
-type Place<'a> = (&'a DeviceTable, &'a Row);
+type Place<'a> = (&'a DeviceEntries, &'a AccountEntry);
 
-/// Returns the row of each tensor, and the rows of memory without one.
-fn rows(table: &TensorTable, tensors: usize) -> (Vec<Option<Place<'_>>>, Vec<Place<'_>>) {
+/// Returns the entry of each tensor, and the entries of memory without one.
+fn entries(devices: &[DeviceEntries], tensors: usize) -> (Vec<Option<Place<'_>>>, Vec<Place<'_>>) {
     let mut of_tensors = vec![None; tensors];
     let mut others = Vec::new();
-    for device in &table.devices {
-        for row in &device.rows {
-            match row.tensor.and_then(|at| of_tensors.get_mut(at)) {
-                Some(place) => *place = Some((device, row)),
-                None => others.push((device, row)),
+    for device in devices {
+        for entry in &device.entries {
+            match entry.tensor().and_then(|at| of_tensors.get_mut(at)) {
+                Some(place) => *place = Some((device, entry)),
+                None => others.push((device, entry)),
             }
         }
     }
@@ -238,47 +243,72 @@ fn rows(table: &TensorTable, tensors: usize) -> (Vec<Option<Place<'_>>>, Vec<Pla
 }
 
 impl<'a> Item<'a> {
-    fn of(row: &'a Row, table: &DeviceTable) -> Self {
+    /// Item without the facts of a tensor.
+    fn of(entry: &AccountEntry, device: &DeviceEntries, snapshot: &'a TensorSnapshot) -> Self {
         let bytes = |bytes: Bytes| bytes.0;
+        let storage = entry.storage(snapshot);
+        let block = entry.block(snapshot);
+        let owner = entry.owner.and_then(|owner| device.entries.get(owner));
         Self {
-            name: row.name().map(|name| &*name.text),
-            names: row.names.iter().map(|name| &*name.text).collect(),
-            inferred: inferred(&row.names),
-            kind: row.kind.as_str(),
-            shape: row.shape.as_deref(),
-            dtype: row.dtype,
-            device: row.device,
-            bytes: row.size.map(bytes),
-            allocated: row.holds.0,
-            outside: row.outside.map(bytes),
-            shares_with: row.owner.and_then(|owner| table.rows.get(owner)?.tensor),
-            storage: row.storage.map(|address| address.0),
-            storage_bytes: row.storage_bytes.map(bytes),
-            requires_grad: row.requires_grad,
-            grad_fn: row.grad_fn.as_deref(),
-            module: row.module.as_deref(),
-            site: row.site.as_deref().map(SiteRecord::from),
-            purpose: row.purpose.as_deref(),
-            class: row.class.as_deref(),
-            saved_by: row.saved_by.as_deref(),
-            retained_by: row.retainer.as_deref().map(RetainerRecord::from),
+            name: None,
+            names: Vec::new(),
+            inferred: Vec::new(),
+            kind: entry.kind(snapshot).as_str(),
+            shape: None,
+            dtype: None,
+            device: device.device,
+            bytes: entry.size(snapshot).map(bytes),
+            allocated: entry.holds().0,
+            outside: entry.outside().map(bytes),
+            shares_with: owner.and_then(AccountEntry::tensor),
+            storage: entry.address(snapshot).map(|address| address.0),
+            storage_bytes: entry.storage_bytes(snapshot).map(bytes),
+            requires_grad: false,
+            grad_fn: None,
+            module: None,
+            site: block
+                .and_then(|block| block.site.as_deref())
+                .map(SiteRecord::from),
+            purpose: entry.purpose(snapshot).map(|words| &**words),
+            class: None,
+            saved_by: None,
+            retained_by: storage
+                .and_then(|storage| storage.retainer.as_deref())
+                .map(RetainerRecord::from),
             gradient_of: &[],
             strides: &[],
-            offset: row.offset,
+            offset: 0,
             storage_index: None,
             object: None,
         }
     }
 
-    fn of_tensor(row: &'a Row, table: &DeviceTable, tensor: &'a Tensor) -> Self {
+    fn of_tensor(
+        entry: &AccountEntry,
+        device: &DeviceEntries,
+        snapshot: &'a TensorSnapshot,
+        at: usize,
+    ) -> Self {
+        let tensor = &snapshot.tensors[at];
         Self {
+            name: tensor.names.first().map(|name| &*name.text),
+            names: tensor.names.iter().map(|name| &*name.text).collect(),
+            inferred: inferred(&tensor.names),
+            shape: tensor.shape.as_deref(),
+            dtype: Some(tensor.dtype),
             // The tensor's own device, which can differ from that of its storage.
             device: tensor.device,
+            requires_grad: tensor.requires_grad,
+            grad_fn: tensor.grad_fn.as_deref(),
+            module: tensor.module.as_deref(),
+            class: tensor.class.as_deref(),
+            saved_by: tensor.saved_by.as_deref(),
             gradient_of: &tensor.gradient_of,
             strides: &tensor.strides,
+            offset: tensor.offset,
             storage_index: tensor.storage,
             object: Some(tensor.object),
-            ..Self::of(row, table)
+            ..Self::of(entry, device, snapshot)
         }
     }
 }

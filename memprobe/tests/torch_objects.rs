@@ -143,9 +143,13 @@ fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
         truth["requires_grad"].as_bool(),
         "{name}"
     );
-    assert_eq!(found.grad, truth["grad"].as_u64(), "{name}: its gradient");
     assert_eq!(
-        found.base,
+        found.references().grad,
+        truth["grad"].as_u64(),
+        "{name}: its gradient"
+    );
+    assert_eq!(
+        found.references().base,
         truth["base"].as_u64(),
         "{name}: what it looks at"
     );
@@ -153,7 +157,7 @@ fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
     assert_eq!(geometry.shape, numbers(&truth["shape"]), "{name}");
     if truth["stride"].is_null() {
         assert!(matches!(found.class, TensorImplClass::Other(_)), "{name}");
-        assert!(!found.parts.is_empty(), "{name}: its parts");
+        assert!(!found.references().parts.is_empty(), "{name}: its parts");
         assert_eq!(found.storage, None, "{name}");
         return;
     }
@@ -198,6 +202,7 @@ fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
         for truth in target.tensors() {
             let found = graph.tensor(number(&truth["tensor"])).unwrap();
             let name = found
+                .references()
                 .grad_fn
                 .and_then(|node| graph.node(node)?.name.clone());
             let truth_name = &names[truth["name"].as_str().unwrap()];
@@ -206,7 +211,10 @@ fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
         let reader = layouts.reader(&target.memory);
         let old = reader.tensor_of(number(&target.truth["old_view"]));
         let old = graph.tensor(old.unwrap()).unwrap();
-        assert_eq!((old.outdated, old.requires_grad), (true, Some(true)));
+        assert_eq!(
+            (old.references().outdated, old.requires_grad),
+            (true, Some(true))
+        );
         println!(
             "PyTorch {}: {} tensors compared; {} tensors, {} storages, {} nodes, {} saved in all",
             target.version(),
@@ -262,7 +270,8 @@ fn tensors_saved_by_operations_are_found_with_their_names() {
         assert_eq!(hooked.len(), 1, "one operation keeps what a hook made");
         let roots = target.truth["tensors"].as_array().unwrap().iter();
         let roots = roots.filter(|truth| !is_hooked(truth));
-        let roots = roots.filter_map(|truth| graph.tensor(number(&truth["tensor"]))?.grad_fn);
+        let roots =
+            roots.filter_map(|truth| graph.tensor(number(&truth["tensor"]))?.references().grad_fn);
         for node in reachable(&graph, roots.collect()) {
             let node = graph.node(node).unwrap();
             let saved = graph

@@ -18,6 +18,7 @@ pub mod modules;
 mod ndarray;
 pub mod notebook;
 pub mod optimizers;
+mod path_origins;
 pub mod paths;
 pub mod process_scan;
 pub mod progress;

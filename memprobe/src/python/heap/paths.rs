@@ -11,11 +11,14 @@ use super::address_index::AddressIndex;
 use super::class::{Class, ContainerKind, TorchKind};
 use super::contents::Step;
 use super::frames::{LIBRARY, Variable, is_library};
+use super::path_origins::{OriginTable, TensorOrigins};
 use super::process_scan::ProcessScan;
 use super::untracked::{Peeked, Untracked};
 use super::{Heap, notebook};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
+
+pub use super::path_origins::PathOrigin;
 
 pub const MAX_STEPS: usize = 12;
 
@@ -50,68 +53,6 @@ pub(super) struct PathRoot {
     pub(super) life: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathOrigin {
-    Nowhere,
-    /// The object is itself a root.
-    Root(u32),
-    /// Reached from another object by a step.
-    From(u32, Step),
-}
-
-/// Paths to a tensor: most tensors of a large heap have one alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum PathOrigins {
-    One(PathOrigin),
-    /// None, or more than one.
-    Several(Vec<PathOrigin>),
-}
-
-impl PathOrigins {
-    fn as_slice(&self) -> &[PathOrigin] {
-        match self {
-            Self::One(origin) => std::slice::from_ref(origin),
-            Self::Several(origins) => origins,
-        }
-    }
-
-    fn push(&mut self, origin: PathOrigin) {
-        match self {
-            Self::One(first) => *self = Self::Several(vec![*first, origin]),
-            Self::Several(origins) if origins.is_empty() => *self = Self::One(origin),
-            Self::Several(origins) => origins.push(origin),
-        }
-    }
-}
-
-/// Paths to each tensor, longest-lived first.
-#[derive(Debug)]
-struct TensorPaths {
-    /// Index of each tensor in `origins`, by its address.
-    index: AddressIndex,
-    origins: Vec<PathOrigins>,
-}
-
-impl TensorPaths {
-    /// No paths yet to these tensors. Paths to others are not kept.
-    fn of(tensors: &[u64]) -> Self {
-        Self {
-            index: AddressIndex::of(tensors.iter().copied()),
-            origins: vec![PathOrigins::Several(Vec::new()); tensors.len()],
-        }
-    }
-
-    fn get(&self, tensor: u64) -> &[PathOrigin] {
-        let place = self.index.get(tensor);
-        let origins = place.and_then(|place| self.origins.get(place as usize));
-        origins.map_or(&[], PathOrigins::as_slice)
-    }
-
-    fn get_mut(&mut self, tensor: u64) -> Option<&mut PathOrigins> {
-        self.origins.get_mut(self.index.get(tensor)? as usize)
-    }
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
@@ -134,11 +75,11 @@ pub struct Paths<'a, M> {
     /// Objects that the scan lacks: places continue here.
     untracked: Vec<(u64, u32)>,
     pub(super) roots: Vec<PathRoot>,
-    origins: Vec<PathOrigin>,
+    origins: OriginTable,
     /// Indices of the objects of the scan, and of the others.
     places: AddressIndex,
     places_of_untracked: HashMap<u64, u32>,
-    to_tensors: TensorPaths,
+    to_tensors: TensorOrigins,
 }
 
 impl<'a, M: ReadMemory> Paths<'a, M> {
@@ -153,10 +94,10 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 scan,
                 untracked: Vec::new(),
                 roots: Vec::new(),
-                origins: vec![PathOrigin::Nowhere; scan.objects.len()],
+                origins: OriginTable::nowhere(scan.objects.len()),
                 places,
                 places_of_untracked: HashMap::new(),
-                to_tensors: TensorPaths::of(&scan.tensors),
+                to_tensors: TensorOrigins::of(&scan.tensors),
             },
             depths: vec![NOWHERE; scan.objects.len()],
             next: vec![Vec::new(); DEPTHS],
@@ -192,8 +133,8 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
 
     /// Returns up to `most` paths to a tensor, longest-lived first.
     pub fn to_tensor(&self, tensor: u64, most: usize) -> Vec<Path> {
-        let paths = self.origins_of(tensor).iter().take(most);
-        let paths = paths.filter_map(|origin| self.path(*origin));
+        let paths = self.origins_of(tensor).take(most);
+        let paths = paths.filter_map(|origin| self.path(origin));
         paths.collect()
     }
 
@@ -205,22 +146,24 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         buffer: &mut PathBuffer,
         mut each: impl FnMut(&str),
     ) {
-        for origin in self.origins_of(tensor).iter().take(most) {
-            if self.write(*origin, buffer).is_some() {
+        for origin in self.origins_of(tensor).take(most) {
+            if self.write(origin, buffer).is_some() {
                 each(&buffer.path.text);
             }
         }
     }
 
     /// Paths to a tensor, longest-lived first.
-    pub(super) fn origins_of(&self, tensor: u64) -> &[PathOrigin] {
+    pub(super) fn origins_of(
+        &self,
+        tensor: u64,
+    ) -> impl DoubleEndedIterator<Item = PathOrigin> + Clone {
         self.to_tensors.get(tensor)
     }
 
     /// Paths to all tensors.
-    pub(super) fn origins_of_all(&self) -> impl Iterator<Item = &PathOrigin> {
-        let origins = self.to_tensors.origins.iter();
-        origins.flat_map(PathOrigins::as_slice)
+    pub(super) fn origins_of_all(&self) -> impl Iterator<Item = PathOrigin> {
+        self.to_tensors.all()
     }
 
     /// Returns the longest-lived path to an object, or `None` if it is unreachable.
@@ -252,7 +195,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     }
 
     pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
-        let origin = *self.origins.get(self.place_of(object)? as usize)?;
+        let origin = self.origins.get(self.place_of(object)? as usize)?;
         (origin != PathOrigin::Nowhere).then_some(origin)
     }
 
@@ -273,7 +216,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 PathOrigin::Root(root) => break root,
                 PathOrigin::From(place, step) => {
                     steps.push((place, step));
-                    at = *self.origins.get(place as usize)?;
+                    at = self.origins.get(place as usize)?;
                 }
             }
             if steps.len() > DEPTHS {
@@ -372,7 +315,9 @@ impl<M: ReadMemory> Search<'_, '_, M> {
                 value,
                 life,
             });
-            self.paths.origins[place as usize] = PathOrigin::Root(root);
+            self.paths
+                .origins
+                .set(place as usize, PathOrigin::Root(root));
             self.depths[place as usize] = 0;
             let modules = if is_library { &mut libraries } else { &mut own };
             modules.push((depth, place));
@@ -474,7 +419,7 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         let steps = steps as u8;
         if *depth == NOWHERE || *depth > SHORT && steps < *depth {
             *depth = steps;
-            self.paths.origins[place] = origin;
+            self.paths.origins.set(place, origin);
             next.push(place as u32);
         }
     }
@@ -502,14 +447,8 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         if self.count >= MAX_OF_ALL {
             return;
         }
-        let Some(origins) = self.paths.to_tensors.get_mut(tensor) else {
-            return;
-        };
-        let known = origins.as_slice();
-        if known.len() < MAX_PATHS && !known.contains(&origin) {
-            self.count += 1;
-            origins.push(origin);
-        }
+        let is_added = self.paths.to_tensors.add(tensor, origin, MAX_PATHS);
+        self.count += usize::from(is_added);
     }
 
     /// Continues from an object to the objects that it refers to.

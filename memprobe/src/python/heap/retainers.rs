@@ -61,7 +61,7 @@ impl HeapRetainers {
     pub fn of(paths: &Paths<'_, impl ReadMemory>) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
         for way in paths.origins_of_all() {
-            if let PathOrigin::From(place, Step::Key(_)) = *way {
+            if let PathOrigin::From(place, Step::Key(_)) = way {
                 *tensors.entry(place).or_default() += 1;
             }
         }
@@ -110,14 +110,15 @@ impl HeapRetainers {
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
         let origins = paths.origins_of(tensor);
-        if origins.is_empty() {
+        let count = origins.clone().count();
+        if count == 0 {
             return Vec::new();
         }
-        self.followed = self.followed.saturating_add(origins.len());
+        self.followed = self.followed.saturating_add(count);
         let mut held: Vec<RetainedBy> = Vec::new();
         let is_followed = self.followed <= MAX_PATHS;
-        let followed = if is_followed { origins.len() } else { 0 };
-        for &path in &origins[..followed] {
+        let followed = if is_followed { count } else { 0 };
+        for path in origins.clone().take(followed) {
             let path = paths.longest_lived(path);
             // The holder is the module.
             if matches!(path, PathOrigin::From(_, Step::Registered(_))) {
@@ -130,7 +131,7 @@ impl HeapRetainers {
                 held.push(RetainedBy { retainer, path });
             }
         }
-        if !is_followed || origins.len() >= MAX_OF_ONE {
+        if !is_followed || count >= MAX_OF_ONE {
             self.not_followed += 1;
             // An extra holder prevents that one of the others counts as the only one.
             let retainer = self.add(HeapRetainer {
@@ -138,7 +139,8 @@ impl HeapRetainers {
                 class: None,
                 life: u32::MAX,
             });
-            held.extend(origins.last().map(|&path| RetainedBy { retainer, path }));
+            let last = origins.rev().next();
+            held.extend(last.map(|path| RetainedBy { retainer, path }));
         }
         held
     }

@@ -196,9 +196,11 @@ impl<M: ReadMemory> Collector<'_, M> {
                     continue;
                 }
             };
-            self.tensors.add(tensor.grad.into_iter().chain(tensor.base));
-            self.tensors.add(tensor.parts.iter().copied());
-            self.nodes.add(tensor.grad_fn);
+            let references = tensor.references();
+            self.tensors
+                .add(references.grad.into_iter().chain(references.base));
+            self.tensors.add(references.parts.iter().copied());
+            self.nodes.add(references.grad_fn);
             self.graph.left_out.without_autograd += u64::from(tensor.requires_grad.is_none());
             let geometry = tensor.geometry.take();
             tensor.geometry =

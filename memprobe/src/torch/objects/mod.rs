@@ -23,7 +23,7 @@ mod tests;
 use crate::process::memory::Unreadable;
 
 pub use layouts::{LayoutError, LayoutOrigin, Layouts, ObjectReader, PartSizes};
-pub use tensor::{Geometry, RawTensor, TensorImplClass};
+pub use tensor::{Geometry, RawTensor, TensorImplClass, TensorReferences};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOne {

@@ -73,15 +73,35 @@ pub struct RawTensor {
     pub device: TensorDevice,
     pub storage: Option<u64>,
     pub requires_grad: Option<bool>,
+    pub python: Option<u64>,
+    /// `None` if it refers to nothing but its storage, as most tensors of a large heap.
+    pub references: Option<Box<TensorReferences>>,
+}
+
+/// Addresses that a tensor refers to.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct TensorReferences {
     pub grad: Option<u64>,
     pub grad_fn: Option<u64>,
     /// True for a view whose base was changed in place since; the next access makes a new `grad_fn`.
     pub outdated: bool,
     /// The `c10::TensorImpl` that it is a differentiable view of.
     pub base: Option<u64>,
-    pub python: Option<u64>,
     /// `c10::TensorImpl`s that hold the elements of a sparse tensor.
     pub parts: Vec<u64>,
+}
+
+impl RawTensor {
+    pub fn references(&self) -> &TensorReferences {
+        const NONE: &TensorReferences = &TensorReferences {
+            grad: None,
+            grad_fn: None,
+            outdated: false,
+            base: None,
+            parts: Vec::new(),
+        };
+        self.references.as_deref().unwrap_or(NONE)
+    }
 }
 
 impl<M: ReadMemory> ObjectReader<'_, M> {
@@ -101,6 +121,14 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         }
         let read = self.autograd(fields);
         let autograd = read.unwrap_or_default();
+        let references = TensorReferences {
+            grad: autograd.grad,
+            grad_fn: autograd.grad_fn,
+            outdated: autograd.outdated,
+            base: autograd.base,
+            parts: self.parts(object, &class.name),
+        };
+        let has_any = references != TensorReferences::default();
         Ok(RawTensor {
             object,
             geometry: shaped(memory, layout, fields, &class.name)?.map(Arc::new),
@@ -108,12 +136,8 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
             device: place(layout, fields)?,
             storage: some(fields.word(layout.storage)),
             requires_grad: read.map(|autograd| autograd.requires_grad),
-            grad: autograd.grad,
-            grad_fn: autograd.grad_fn,
-            outdated: autograd.outdated,
-            base: autograd.base,
             python: python_object(layout, fields),
-            parts: self.parts(object, &class.name),
+            references: has_any.then(|| Box::new(references)),
             class: kind(&class),
         })
     }

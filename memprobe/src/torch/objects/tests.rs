@@ -118,17 +118,17 @@ fn compare(training: &Training, graph: &RawGraph, minor: u32) {
     let weight = graph.tensor(training.weight).unwrap();
     assert_eq!(weight.class, TensorImplClass::Dense, "2.{minor}");
     assert_eq!(weight.device, TensorDevice::Cuda(DeviceIndex(0)));
-    assert_eq!(weight.grad, Some(training.grad));
+    assert_eq!(weight.references().grad, Some(training.grad));
     assert_eq!(weight.requires_grad, Some(true));
     assert_eq!(weight.python, Some(training.python[0]));
     let storage = graph.storage(weight.storage.unwrap()).unwrap();
     assert_eq!((storage.data.0, storage.bytes.0), (0x7f00_0000_0000, 128));
     let view = graph.tensor(training.view).unwrap();
     assert_eq!(
-        (view.base, view.requires_grad),
+        (view.references().base, view.requires_grad),
         (Some(training.weight), Some(true))
     );
-    assert!(!view.outdated);
+    assert!(!view.references().outdated);
     let deep = graph.tensor(training.deep).unwrap();
     let geometry = Geometry {
         shape: vec![2, 1, 3, 1, 2, 1, 2],

@@ -200,9 +200,10 @@ fn take_shapes(found: &mut Found, tensors: &mut [Tensor]) {
 fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     let storage = raw.storage;
     let storage = storage.and_then(|storage| found.graph.storage_index(storage));
+    let references = raw.references();
     // PyTorch makes the node of such a view anew when it is asked (`VariableHooks::grad_fn`,
     // torch/csrc/autograd/variable.cpp@v2.15.0): the one that is there is of older values.
-    let grad_fn = raw.grad_fn.filter(|_| !raw.outdated);
+    let grad_fn = references.grad_fn.filter(|_| !references.outdated);
     let grad_fn = grad_fn.and_then(|node| found.graph.node(node));
     Tensor {
         object: raw.object,
@@ -219,10 +220,11 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
 /// Sums the parts of each sparse tensor; its content is unknown unless all parts were read.
 fn add_contents(found: &Found, tensors: &mut [Tensor]) {
     for (at, raw) in found.graph.tensors.iter().enumerate() {
-        if raw.parts.is_empty() {
+        let parts = &raw.references().parts;
+        if parts.is_empty() {
             continue;
         }
-        let mut parts = raw.parts.iter().map(|part| {
+        let mut parts = parts.iter().map(|part| {
             let part = found.graph.tensor_index(*part)?;
             tensors.get(part)?.bytes()
         });
@@ -233,7 +235,10 @@ fn add_contents(found: &Found, tensors: &mut [Tensor]) {
 
 fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
-        let grad = raw.grad.and_then(|grad| found.graph.tensor_index(grad));
+        let grad = raw
+            .references()
+            .grad
+            .and_then(|grad| found.graph.tensor_index(grad));
         if let Some(grad) = grad.and_then(|at| tensors.get_mut(at)) {
             grad.gradient_of.push(of);
         }
@@ -251,7 +256,10 @@ fn add_saved(found: &Found, tensors: &mut [Tensor]) {
         }
     }
     for (view, raw) in found.graph.tensors.iter().enumerate() {
-        let place = raw.base.and_then(|base| found.graph.tensor_index(base));
+        let place = raw
+            .references()
+            .base
+            .and_then(|base| found.graph.tensor_index(base));
         if let Some(base) = place.filter(|&base| tensors[base].saved_by.is_none()) {
             tensors[base].saved_by = tensors[view].saved_by.clone();
         }
@@ -287,7 +295,7 @@ fn name_attributes(names: Vec<(usize, Arc<str>)>, tensors: &mut [Tensor]) {
 /// Names the tensors within sparse tensors after these.
 fn name_parts(found: &Found, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
-        for (number, part) in raw.parts.iter().enumerate() {
+        for (number, part) in raw.references().parts.iter().enumerate() {
             let Some(at) = found.graph.tensor_index(*part) else {
                 continue;
             };

@@ -134,15 +134,18 @@ fn through(found: &Found, numbers: VertexNumbers, tensor: usize, to: u32) -> Opt
     }
     let raw = found.graph.tensors.get(tensor)?;
     if to >= numbers.nodes {
-        let node = raw.grad_fn.and_then(|node| found.graph.node(node));
+        let node = raw
+            .references()
+            .grad_fn
+            .and_then(|node| found.graph.node(node));
         let name = node.and_then(|node| node.name.as_deref());
         return Some(format!("grad_fn {}", name.unwrap_or("?")).into());
     }
     let target = numbers.as_tensor(to);
     let target = target.and_then(|at| Some(found.graph.tensors.get(at)?.object));
     Some(match target {
-        Some(_) if target == raw.grad => ".grad".into(),
-        Some(_) if target == raw.base => "._base".into(),
+        Some(_) if target == raw.references().grad => ".grad".into(),
+        Some(_) if target == raw.references().base => "._base".into(),
         _ => "its elements".into(),
     })
 }
@@ -165,11 +168,12 @@ fn add_edges(found: &Found, tensors: &[Tensor], numbers: VertexNumbers, edges: &
         let from = numbers.tensor(at);
         let storage = tensors.get(at).and_then(|tensor| tensor.storage);
         edges.add(storage.map(|storage| (from, numbers.storage(storage))));
-        edges.add(raw.grad.and_then(tensor).map(|to| (from, to)));
-        edges.add(raw.base.and_then(tensor).map(|to| (from, to)));
-        let parts = raw.parts.iter();
+        let references = raw.references();
+        edges.add(references.grad.and_then(tensor).map(|to| (from, to)));
+        edges.add(references.base.and_then(tensor).map(|to| (from, to)));
+        let parts = references.parts.iter();
         edges.add(parts.filter_map(|part| Some((from, tensor(*part)?))));
-        edges.add(raw.grad_fn.and_then(node).map(|to| (from, to)));
+        edges.add(references.grad_fn.and_then(node).map(|to| (from, to)));
     }
     for (at, raw) in graph.nodes.iter().enumerate() {
         let from = numbers.nodes + at as u32;
@@ -224,7 +228,7 @@ mod tests {
     use crate::event::tensors::{DType, Storage, TensorDevice};
     use crate::event::{Address, Bytes};
     use crate::torch::objects::graph::{RawGraph, RawNode, Saved, SavedTensor};
-    use crate::torch::objects::{RawTensor, TensorImplClass};
+    use crate::torch::objects::{RawTensor, TensorImplClass, TensorReferences};
 
     fn raw(object: u64, grad_fn: Option<u64>) -> RawTensor {
         RawTensor {
@@ -235,12 +239,11 @@ mod tests {
             device: TensorDevice::Cpu,
             storage: None,
             requires_grad: None,
-            grad: None,
-            grad_fn,
-            outdated: false,
-            base: None,
             python: None,
-            parts: Vec::new(),
+            references: Some(Box::new(TensorReferences {
+                grad_fn,
+                ..TensorReferences::default()
+            })),
         }
     }
 
@@ -276,7 +279,7 @@ mod tests {
     /// gradient. One more Python tensor is without a name.
     fn found() -> Found {
         let mut weight = raw(0x50, None);
-        weight.grad = Some(0x70);
+        weight.references.as_mut().unwrap().grad = Some(0x70);
         let mut nodes = vec![
             node(0x100, &[0x300]),
             node(0x200, &[0x300]),

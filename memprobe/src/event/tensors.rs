@@ -153,9 +153,9 @@ pub struct Tensor {
     /// The names, best first; empty if it has none.
     pub names: Vec<Name>,
     /// `shape`, in elements; `None` if it cannot be determined (nested tensors, symbolic sizes).
-    pub shape: Option<Vec<u64>>,
+    pub shape: Option<Arc<[u64]>>,
     /// `stride()`, in elements; empty if it cannot be determined (sparse tensors).
-    pub strides: Vec<u64>,
+    pub strides: Arc<[u64]>,
     /// `storage_offset()`, in elements.
     pub offset: u64,
     pub dtype: DType,
@@ -213,8 +213,8 @@ impl Default for Tensor {
             object: 0,
             kind: TensorKind::Tensor,
             names: Vec::new(),
-            shape: Some(Vec::new()),
-            strides: Vec::new(),
+            shape: Some(Arc::default()),
+            strides: Arc::default(),
             offset: 0,
             dtype: DType::FLOAT32,
             device: TensorDevice::Cpu,

@@ -259,7 +259,7 @@ mod tests {
         let mut before = with("base", 0);
         before.tensors.push(Tensor {
             object: 1,
-            shape: Some(vec![2]),
+            shape: Some([2].into()),
             storage: Some(0),
             device: before.tensors[0].device,
             ..plain("view")

@@ -168,7 +168,7 @@ pub struct Row {
     pub names: Vec<Name>,
     pub class: Option<Arc<str>>,
     /// `shape`; `None` for memory without a tensor.
-    pub shape: Option<Vec<u64>>,
+    pub shape: Option<Arc<[u64]>>,
     pub dtype: Option<DType>,
     pub device: TensorDevice,
     pub requires_grad: bool,

@@ -84,7 +84,7 @@ fn tensor() -> impl Strategy<Value = Tensor> {
                     object,
                     kind,
                     names: name.into_iter().collect(),
-                    shape: Some(shape),
+                    shape: Some(shape.into()),
                     device,
                     storage,
                     gradient_of,

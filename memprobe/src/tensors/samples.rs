@@ -110,8 +110,8 @@ impl Building {
         }
         self.snapshot.tensors.push(Tensor {
             object: 0x5600_0000 + 0x100 * self.snapshot.tensors.len() as u64,
-            shape: Some(shape.to_vec()),
-            strides,
+            shape: Some(shape.into()),
+            strides: strides.into(),
             device: self.snapshot.storages[storage].device,
             storage: Some(storage),
             ..tensor
@@ -270,8 +270,8 @@ pub(crate) fn training() -> TensorSnapshot {
     made.tensor(host, &[64, 128], view);
     made.snapshot.tensors.push(Tensor {
         object: 0x5700_0000,
-        shape: Some(vec![1 << 20, 1 << 10]),
-        strides: vec![1 << 10, 1],
+        shape: Some([1 << 20, 1 << 10].into()),
+        strides: [1 << 10, 1].into(),
         device: TensorDevice::Meta,
         ..plain("skeleton.weight")
     });

@@ -64,8 +64,8 @@ fn leaking() -> Explanation {
         object: 0x7800_0000,
         storage: Some(snapshot.storages.len() - 1),
         device: TensorDevice::Cuda(DEVICE),
-        shape: Some(vec![GIB / 2]),
-        strides: vec![1],
+        shape: Some([GIB / 2].into()),
+        strides: [1].into(),
         ..plain("train.py:53 main() -> losses[0]")
     };
     snapshot.tensors.push(tensor);

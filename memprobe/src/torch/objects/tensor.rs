@@ -55,7 +55,7 @@ pub enum TensorImplClass {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Geometry {
     /// `shape`; the product fits 64 bits.
-    pub shape: Vec<u64>,
+    pub shape: Arc<[u64]>,
     /// `stride()`; empty for sparse tensors, which have none.
     pub strides: Vec<i64>,
     /// `storage_offset()`.
@@ -263,7 +263,7 @@ pub(super) fn geometry(
         return Err(NotOne::Fields);
     }
     Ok(Geometry {
-        shape: sizes,
+        shape: sizes.into(),
         strides: strides.into_iter().map(u64::cast_signed).collect(),
         offset,
     })

@@ -131,7 +131,7 @@ fn compare(training: &Training, graph: &RawGraph, minor: u32) {
     assert!(!view.references().outdated);
     let deep = graph.tensor(training.deep).unwrap();
     let geometry = Geometry {
-        shape: vec![2, 1, 3, 1, 2, 1, 2],
+        shape: [2, 1, 3, 1, 2, 1, 2].into(),
         strides: vec![12, 12, 4, 4, 2, 2, 1],
         offset: 0,
     };
@@ -216,7 +216,7 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
         let reader = layouts.reader(memory);
         let object = reader.tensor_of(samples[0]).unwrap();
         let read = reader.tensor(object).unwrap();
-        assert_eq!(read.geometry.unwrap().shape, [3, 4]);
+        assert_eq!(read.geometry.unwrap().shape[..], [3, 4]);
         assert_eq!(read.requires_grad, Some(true));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::Found;
 use super::contexts::FunctionContexts;
@@ -182,16 +182,18 @@ fn take_blocks(found: &mut Found, snapshot: &mut TensorSnapshot) {
     snapshot.blocks = blocks.collect();
 }
 
-/// Moves shapes and strides to the tensors.
+/// Moves shapes and strides to the tensors, which share equal ones.
 fn take_shapes(found: &mut Found, tensors: &mut [Tensor]) {
+    let mut known: HashSet<Arc<[u64]>> = HashSet::new();
     for (raw, tensor) in found.graph.tensors.iter_mut().zip(tensors) {
         let Some(geometry) = raw.geometry.take() else {
             continue;
         };
         let strides = geometry.strides.iter();
         let strides: Option<Vec<u64>> = strides.map(|&stride| stride.try_into().ok()).collect();
-        tensor.strides = strides.unwrap_or_default();
-        tensor.shape = Some(geometry.shape.clone());
+        let strides = strides.unwrap_or_default();
+        tensor.strides = Arc::clone(known.get_or_insert_with(&strides[..], |new| new.into()));
+        tensor.shape = Some(Arc::clone(&geometry.shape));
         tensor.offset = geometry.offset;
     }
 }

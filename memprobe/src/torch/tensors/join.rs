@@ -6,8 +6,9 @@ use hashbrown::{HashMap, HashSet};
 
 use super::Found;
 use super::contexts::FunctionContexts;
+use super::linked_tensors::{LinkedTensors, index_of};
 use super::names::{self, ResolvedName};
-use super::retainers::{self, HeldTensor};
+use super::retainers::{self, HeldTensor, ReferenceGraph};
 use super::tensor_objects::TensorObjects;
 use crate::event::Bytes;
 use crate::event::tensors::{Block, DeviceTotals, Name, Tensor, TensorKind, TensorSnapshot};
@@ -21,7 +22,6 @@ use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
 use crate::torch::objects::RawTensor;
-use crate::torch::objects::graph::RawGraph;
 
 /// Reads all memory that [`join`] needs. It drops what was read of PyTorch's objects, because another look at the memory
 /// reads it again.
@@ -35,7 +35,8 @@ pub fn touch(
     let mut graph = std::mem::take(&mut found.graph);
     graph.storages = Vec::new();
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python = tensor_objects(&found.tensors, &graph);
+    let tensors = graph.tensors.iter();
+    let of_python = TensorObjects::of(&found.tensors, tensors.map(|raw| raw.object));
     for &(object, _) in &found.tensors {
         heap.class_of(object);
     }
@@ -48,11 +49,6 @@ pub fn touch(
     FunctionContexts::search(&paths, &graph, &of_python);
 }
 
-fn tensor_objects(objects: &[(u64, u64)], graph: &RawGraph) -> TensorObjects {
-    let tensors = graph.tensors.iter();
-    TensorObjects::of(objects, tensors.map(|raw| raw.object))
-}
-
 /// Joins everything. Blocks, storages and shapes leave `found`.
 pub fn join(
     image: &Image<impl ReadMemory>,
@@ -61,18 +57,20 @@ pub fn join(
     found: &mut Found,
 ) -> TensorSnapshot {
     let mut snapshot = TensorSnapshot::default();
-    let tensors = found.graph.tensors.iter();
-    snapshot.tensors = tensors.map(|raw| tensor(raw, found)).collect();
+    let mut tensors = std::mem::take(&mut found.graph.tensors);
+    snapshot.tensors = tensors.iter().map(|raw| tensor(raw, found)).collect();
+    take_shapes(&mut tensors, &mut snapshot.tensors);
+    let linked = LinkedTensors::of(tensors);
     take_blocks(found, &mut snapshot);
-    take_shapes(found, &mut snapshot.tensors);
     snapshot.storages = std::mem::take(&mut found.graph.storages);
     let found = &*found;
-    add_contents(found, &mut snapshot.tensors);
-    add_gradients(found, &mut snapshot.tensors);
-    add_saved(found, &mut snapshot.tensors);
+    add_contents(&linked, &mut snapshot.tensors);
+    add_gradients(&linked, &mut snapshot.tensors);
+    add_saved(found, &linked, &mut snapshot.tensors);
 
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let of_python = tensor_objects(&found.tensors, &found.graph);
+    let tensors = snapshot.tensors.iter();
+    let of_python = TensorObjects::of(&found.tensors, tensors.map(|tensor| tensor.object));
     let mut classes: HashMap<u64, Arc<str>> = HashMap::new();
     for (object, at) in of_python.iter() {
         let class = heap.class_of(object);
@@ -101,7 +99,7 @@ pub fn join(
             tensor.kind = TensorKind::KvCache;
         }
     }
-    name_parts(found, &mut snapshot.tensors);
+    name_parts(&linked, &mut snapshot.tensors);
     let mut held = Vec::new();
     let holders = holders(&paths, &tree, optimizers, &of_python, |tensor| {
         held.push(tensor);
@@ -110,7 +108,12 @@ pub fn join(
     name_attributes(contexts.names(&found.graph), &mut snapshot.tensors);
     let slot = |way| paths.slot(way);
     let all = &holders.all;
-    let left_out = retainers::name_retainers(found, &contexts, all, &held, &mut snapshot, slot);
+    let graph = ReferenceGraph {
+        found,
+        linked: &linked,
+        contexts: &contexts,
+    };
+    let left_out = retainers::name_retainers(graph, all, &held, &mut snapshot, slot);
     if holders.not_followed > 0 {
         let not_followed = holders.not_followed;
         let words = format!("all who hold {not_followed} tensors: there are too many ways to them");
@@ -183,9 +186,9 @@ fn take_blocks(found: &mut Found, snapshot: &mut TensorSnapshot) {
 }
 
 /// Moves shapes and strides to the tensors, which share equal ones.
-fn take_shapes(found: &mut Found, tensors: &mut [Tensor]) {
+fn take_shapes(all: &mut [RawTensor], tensors: &mut [Tensor]) {
     let mut known: HashSet<Arc<[u64]>> = HashSet::new();
-    for (raw, tensor) in found.graph.tensors.iter_mut().zip(tensors) {
+    for (raw, tensor) in all.iter_mut().zip(tensors) {
         let Some(geometry) = raw.geometry.take() else {
             continue;
         };
@@ -220,27 +223,27 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
 }
 
 /// Sums the parts of each sparse tensor; its content is unknown unless all parts were read.
-fn add_contents(found: &Found, tensors: &mut [Tensor]) {
-    for (at, raw) in found.graph.tensors.iter().enumerate() {
+fn add_contents(linked: &LinkedTensors, tensors: &mut [Tensor]) {
+    for (at, raw) in linked.iter() {
         let parts = &raw.references().parts;
         if parts.is_empty() {
             continue;
         }
         let mut parts = parts.iter().map(|part| {
-            let part = found.graph.tensor_index(*part)?;
-            tensors.get(part)?.bytes()
+            let part = index_of(tensors, *part)?;
+            tensors[part].bytes()
         });
         let sum = parts.try_fold(0_u64, |sum, part| Some(sum.saturating_add(part?.0)));
         tensors[at].content = sum.map(Bytes);
     }
 }
 
-fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
-    for (of, raw) in found.graph.tensors.iter().enumerate() {
+fn add_gradients(linked: &LinkedTensors, tensors: &mut [Tensor]) {
+    for (of, raw) in linked.iter() {
         let grad = raw
             .references()
             .grad
-            .and_then(|grad| found.graph.tensor_index(grad));
+            .and_then(|grad| index_of(tensors, grad));
         if let Some(grad) = grad.and_then(|at| tensors.get_mut(at)) {
             grad.gradient_of.push(of);
         }
@@ -249,19 +252,19 @@ fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
 
 /// Records the operation that saves each tensor for the backward pass, the first one if there are several. An
 /// operation that saves a view also keeps the view's base.
-fn add_saved(found: &Found, tensors: &mut [Tensor]) {
+fn add_saved(found: &Found, linked: &LinkedTensors, tensors: &mut [Tensor]) {
     for saved in &found.graph.saved {
-        let place = found.graph.tensor_index(saved.tensor);
+        let place = index_of(tensors, saved.tensor);
         if let Some((place, node)) = place.zip(found.graph.node(saved.node)) {
             let name = || node.name.clone().unwrap_or_else(|| Arc::from("?"));
             tensors[place].saved_by.get_or_insert_with(name);
         }
     }
-    for (view, raw) in found.graph.tensors.iter().enumerate() {
+    for (view, raw) in linked.iter() {
         let place = raw
             .references()
             .base
-            .and_then(|base| found.graph.tensor_index(base));
+            .and_then(|base| index_of(tensors, base));
         if let Some(base) = place.filter(|&base| tensors[base].saved_by.is_none()) {
             tensors[base].saved_by = tensors[view].saved_by.clone();
         }
@@ -295,10 +298,10 @@ fn name_attributes(names: Vec<(usize, Arc<str>)>, tensors: &mut [Tensor]) {
 }
 
 /// Names the tensors within sparse tensors after these.
-fn name_parts(found: &Found, tensors: &mut [Tensor]) {
-    for (of, raw) in found.graph.tensors.iter().enumerate() {
+fn name_parts(linked: &LinkedTensors, tensors: &mut [Tensor]) {
+    for (of, raw) in linked.iter() {
         for (number, part) in raw.references().parts.iter().enumerate() {
-            let Some(at) = found.graph.tensor_index(*part) else {
+            let Some(at) = index_of(tensors, *part) else {
                 continue;
             };
             let name = names::of_part(&raw.class, number, &tensors[of].names);

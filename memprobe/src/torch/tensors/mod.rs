@@ -5,6 +5,7 @@ mod contexts;
 mod dominators;
 mod join;
 mod known;
+mod linked_tensors;
 mod names;
 mod reference_paths;
 mod retainers;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::Found;
 use super::contexts::FunctionContexts;
 use super::dominators::{Graph, NONE, dominators};
+use super::linked_tensors::{LinkedTensors, index_of};
 use super::reference_paths::{ShortestPaths, Steps, VertexNumbers, references};
 use crate::event::tensors::{Retainer, Tensor, TensorSnapshot};
 use crate::python::heap::paths::PathOrigin;
@@ -45,19 +46,29 @@ pub(super) struct HeldTensor {
     pub(super) path: Option<PathOrigin>,
 }
 
+/// PyTorch's objects with their references, beside the tensors of a snapshot.
+#[derive(Clone, Copy)]
+pub(super) struct ReferenceGraph<'a> {
+    pub(super) found: &'a Found,
+    pub(super) linked: &'a LinkedTensors,
+    pub(super) contexts: &'a FunctionContexts,
+}
+
 /// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor. Returns the
 /// number of references that were not followed; if there are any, no holder is said to keep anything alone.
 pub fn name_retainers(
-    found: &Found,
-    contexts: &FunctionContexts,
+    of: ReferenceGraph<'_>,
     holders: &[HeapRetainer],
     held: &[HeldTensor],
     snapshot: &mut TensorSnapshot,
     mut slot: impl FnMut(PathOrigin) -> Option<Arc<str>>,
 ) -> u64 {
+    let ReferenceGraph {
+        found, contexts, ..
+    } = of;
     let numbers = VertexNumbers::of(holders.len(), found, contexts, snapshot);
     let holding = holding(numbers, held, holders.len());
-    let (graph, left_out) = graph(found, contexts, &snapshot.tensors, numbers, &holding);
+    let (graph, left_out) = graph(of, &snapshot.tensors, numbers, &holding);
     let alone = alone(&graph, numbers, holders.len());
     let mut held: Vec<&HeldTensor> = held.iter().collect();
     let ranks = ranks(&alone, numbers, holders.len());
@@ -88,7 +99,7 @@ pub fn name_retainers(
             None => tensor.names.first().map(|name| Arc::clone(&name.text)),
         };
         let slot = slots[first].get_or_insert_with(named);
-        let beyond = step.and_then(|to| through(found, numbers, held.tensor, to));
+        let beyond = step.and_then(|to| through(of, &snapshot.tensors, numbers, held.tensor, to));
         let through = steps.beyond(found, (&paths, vertex), step).or(beyond);
         snapshot.storages[at].retainer = Some(Arc::new(Retainer {
             by: Arc::clone(&by.path),
@@ -102,19 +113,18 @@ pub fn name_retainers(
 }
 
 fn graph(
-    found: &Found,
-    contexts: &FunctionContexts,
+    of: ReferenceGraph<'_>,
     tensors: &[Tensor],
     numbers: VertexNumbers,
     holding: &[(u32, u32)],
 ) -> (Graph, u64) {
     let mut edges = Edges {
-        left_out: contexts.left_out,
+        left_out: of.contexts.left_out,
         ..Edges::default()
     };
     edges.add(holding.iter().copied());
-    edges.add(references(contexts, numbers).map(|(from, to, _)| (from, to)));
-    add_edges(found, tensors, numbers, &mut edges);
+    edges.add(references(of.contexts, numbers).map(|(from, to, _)| (from, to)));
+    add_edges(of, tensors, numbers, &mut edges);
     // Python tensors that no name leads to are attached to the root, as kept by an unknown holder. Tensors
     // that named ones keep alive already have a path.
     let named = reached(&Graph::of(numbers.end as usize, &edges.all));
@@ -128,24 +138,28 @@ fn graph(
 }
 
 /// Text of the step from a tensor to a vertex. Returns `None` for the tensor's own storage.
-fn through(found: &Found, numbers: VertexNumbers, tensor: usize, to: u32) -> Option<Arc<str>> {
+fn through(
+    of: ReferenceGraph<'_>,
+    tensors: &[Tensor],
+    numbers: VertexNumbers,
+    tensor: usize,
+    to: u32,
+) -> Option<Arc<str>> {
     if to >= numbers.storages {
         return None;
     }
-    let raw = found.graph.tensors.get(tensor)?;
+    let references = of.linked.references(tensor)?;
     if to >= numbers.nodes {
-        let node = raw
-            .references()
-            .grad_fn
-            .and_then(|node| found.graph.node(node));
+        let node = references.grad_fn;
+        let node = node.and_then(|node| of.found.graph.node(node));
         let name = node.and_then(|node| node.name.as_deref());
         return Some(format!("grad_fn {}", name.unwrap_or("?")).into());
     }
     let target = numbers.as_tensor(to);
-    let target = target.and_then(|at| Some(found.graph.tensors.get(at)?.object));
+    let target = target.and_then(|at| Some(tensors.get(at)?.object));
     Some(match target {
-        Some(_) if target == raw.references().grad => ".grad".into(),
-        Some(_) if target == raw.references().base => "._base".into(),
+        Some(_) if target == references.grad => ".grad".into(),
+        Some(_) if target == references.base => "._base".into(),
         _ => "its elements".into(),
     })
 }
@@ -157,17 +171,23 @@ fn holding(numbers: VertexNumbers, held: &[HeldTensor], holders: usize) -> Vec<(
     edges
 }
 
-fn add_edges(found: &Found, tensors: &[Tensor], numbers: VertexNumbers, edges: &mut Edges) {
-    let graph = &found.graph;
+fn add_edges(
+    of: ReferenceGraph<'_>,
+    tensors: &[Tensor],
+    numbers: VertexNumbers,
+    edges: &mut Edges,
+) {
+    let graph = &of.found.graph;
     let tensor = |object: u64| {
-        let place = tensors.binary_search_by_key(&object, |tensor| tensor.object);
-        place.ok().map(|at| numbers.tensor(at))
+        let place = index_of(tensors, object);
+        place.map(|at| numbers.tensor(at))
     };
     let node = |address| Some(numbers.nodes + graph.node_index(address)? as u32);
-    for (at, raw) in graph.tensors.iter().enumerate() {
+    let storages = tensors.iter().enumerate();
+    let storages = storages.filter_map(|(at, tensor)| Some((at, tensor.storage?)));
+    edges.add(storages.map(|(at, storage)| (numbers.tensor(at), numbers.storage(storage))));
+    for (at, raw) in of.linked.iter() {
         let from = numbers.tensor(at);
-        let storage = tensors.get(at).and_then(|tensor| tensor.storage);
-        edges.add(storage.map(|storage| (from, numbers.storage(storage))));
         let references = raw.references();
         edges.add(references.grad.and_then(tensor).map(|to| (from, to)));
         edges.add(references.base.and_then(tensor).map(|to| (from, to)));
@@ -355,7 +375,12 @@ mod tests {
             path: None,
         });
         let held: Vec<_> = held.collect();
-        name_retainers(&found, contexts, holders, &held, &mut snapshot, |_| None);
+        let graph = ReferenceGraph {
+            found: &found,
+            linked: &LinkedTensors::of(found.graph.tensors.clone()),
+            contexts,
+        };
+        name_retainers(graph, holders, &held, &mut snapshot, |_| None);
         let retainers = snapshot.storages.iter().map(|storage| &storage.retainer);
         retainers
             .map(|retainer| {

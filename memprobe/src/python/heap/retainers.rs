@@ -109,7 +109,7 @@ impl HeapRetainers {
 
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
-        let origins = paths.origins_of(tensor);
+        let mut origins = paths.origins_of(tensor);
         let count = origins.clone().count();
         if count == 0 {
             return Vec::new();
@@ -139,7 +139,7 @@ impl HeapRetainers {
                 class: None,
                 life: u32::MAX,
             });
-            let last = origins.rev().next();
+            let last = origins.next_back();
             held.extend(last.map(|path| RetainedBy { retainer, path }));
         }
         held

@@ -1,5 +1,6 @@
 //! `c10::TensorImpl` and `c10::StorageImpl`: shape, element type, device, memory and autograd state of a tensor.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::NotOne;
@@ -73,7 +74,7 @@ pub struct RawTensor {
     pub device: TensorDevice,
     pub storage: Option<u64>,
     pub requires_grad: Option<bool>,
-    pub python: Option<u64>,
+    pub python: Option<NonZeroU64>,
     /// `None` if it refers to nothing but its storage, as most tensors of a large heap.
     pub references: Option<Box<TensorReferences>>,
 }
@@ -136,7 +137,7 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
             device: place(layout, fields)?,
             storage: some(fields.word(layout.storage)),
             requires_grad: read.map(|autograd| autograd.requires_grad),
-            python: python_object(layout, fields),
+            python: python_object(layout, fields).and_then(NonZeroU64::new),
             references: has_any.then(|| Box::new(references)),
             class: kind(&class),
         })

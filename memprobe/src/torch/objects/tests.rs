@@ -1,5 +1,6 @@
 //! Reads fake processes whose objects are laid out by each row of the tables.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::fake::{FakeProcess, New};
@@ -120,7 +121,7 @@ fn compare(training: &Training, graph: &RawGraph, minor: u32) {
     assert_eq!(weight.device, TensorDevice::Cuda(DeviceIndex(0)));
     assert_eq!(weight.references().grad, Some(training.grad));
     assert_eq!(weight.requires_grad, Some(true));
-    assert_eq!(weight.python, Some(training.python[0]));
+    assert_eq!(weight.python, NonZeroU64::new(training.python[0]));
     let storage = graph.storage(weight.storage.unwrap()).unwrap();
     assert_eq!((storage.data.0, storage.bytes.0), (0x7f00_0000_0000, 128));
     let view = graph.tensor(training.view).unwrap();

@@ -139,7 +139,7 @@ fn holders(
     let mut hold = |object: u64, retainer: u32, path| {
         if let Some(tensor) = of_python.tensor(object) {
             held(HeldTensor {
-                tensor,
+                tensor: tensor as u32,
                 retainer,
                 path,
             });

@@ -128,7 +128,7 @@ impl ShortestPaths {
         let from = &mut self.from;
         let mut open = VecDeque::new();
         for (at, held) in (start..).zip(held) {
-            let vertex = numbers.tensor(held.tensor);
+            let vertex = numbers.tensor(held.tensor as usize);
             let known = &mut from[vertex as usize];
             if known.is_none() {
                 *known = Reached {

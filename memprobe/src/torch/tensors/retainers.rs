@@ -40,7 +40,7 @@ impl Edges {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldTensor {
-    pub(super) tensor: usize,
+    pub(super) tensor: u32,
     pub(super) retainer: u32,
     /// The path to the tensor; `None` if the tensor's own name says more.
     pub(super) path: Option<PathOrigin>,
@@ -87,7 +87,7 @@ pub fn name_retainers(
         };
         let held = held[first];
         let by = holders.get(held.retainer as usize);
-        let Some((by, tensor)) = by.zip(snapshot.tensors.get(held.tensor)) else {
+        let Some((by, tensor)) = by.zip(snapshot.tensors.get(held.tensor as usize)) else {
             continue;
         };
         let named = || match held.path {
@@ -99,7 +99,8 @@ pub fn name_retainers(
             None => tensor.names.first().map(|name| Arc::clone(&name.text)),
         };
         let slot = slots[first].get_or_insert_with(named);
-        let beyond = step.and_then(|to| through(of, &snapshot.tensors, numbers, held.tensor, to));
+        let beyond =
+            step.and_then(|to| through(of, &snapshot.tensors, numbers, held.tensor as usize, to));
         let through = steps.beyond(found, (&paths, vertex), step).or(beyond);
         snapshot.storages[at].retainer = Some(Arc::new(Retainer {
             by: Arc::clone(&by.path),
@@ -167,7 +168,7 @@ fn through(
 fn holding(numbers: VertexNumbers, held: &[HeldTensor], holders: usize) -> Vec<(u32, u32)> {
     let mut edges: Vec<(u32, u32)> = (0..holders as u32).map(|at| (ROOT, 1 + at)).collect();
     let tensors = held.iter();
-    edges.extend(tensors.map(|held| (1 + held.retainer, numbers.tensor(held.tensor))));
+    edges.extend(tensors.map(|held| (1 + held.retainer, numbers.tensor(held.tensor as usize))));
     edges
 }
 
@@ -370,7 +371,7 @@ mod tests {
         let found = found();
         let mut snapshot = snapshot(&found);
         let held = held.iter().map(|&(tensor, holder)| HeldTensor {
-            tensor,
+            tensor: tensor as u32,
             retainer: holder,
             path: None,
         });

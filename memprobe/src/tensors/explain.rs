@@ -1,9 +1,10 @@
-//! Rows of a snapshot: what each tensor, storage and block holds, with its facts.
+//! Rows of a snapshot: tensors, storages and blocks, with the bytes that they account for.
 
-use super::account_entries::{AccountEntry, DeviceEntries, EntrySubject, account_entries};
+use super::account_entries::{AccountEntry, DeviceEntries, EntrySubject};
+use super::division::account_entries;
 use super::kv_cache::kv_tables;
 use super::{DeviceTable, Row, TensorTable};
-use crate::event::tensors::{Storage, Tensor, TensorDevice, TensorSnapshot};
+use crate::event::tensors::{Tensor, TensorDevice, TensorSnapshot};
 
 pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
     let devices = account_entries(snapshot);
@@ -53,7 +54,7 @@ fn row_of(snapshot: &TensorSnapshot, device: TensorDevice, entry: &AccountEntry)
         owner: entry.owner,
         storage: entry.address(snapshot),
         storage_bytes: entry.storage_bytes(snapshot),
-        retainer: storage.and_then(|storage: &Storage| storage.retainer.clone()),
+        retainer: storage.and_then(|storage| storage.retainer.clone()),
         site: block.and_then(|block| block.site.clone()),
         block: block.map(|block| (block.addr, block.size)),
         ..row

@@ -7,6 +7,7 @@
 mod account_entries;
 mod agreement;
 mod diff;
+mod division;
 mod explain;
 mod group;
 mod kv_cache;
@@ -22,9 +23,10 @@ pub(crate) mod samples;
 
 use std::sync::Arc;
 
-pub use account_entries::{AccountEntry, DeviceEntries, EntrySubject, account_entries};
+pub use account_entries::{AccountEntry, DeviceEntries, EntrySubject};
 pub use agreement::agreed;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
+pub use division::account_entries;
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
 pub use kv_cache::{

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{Row, RowKind, explain};
+use super::{AccountEntry, RowKind, account_entries};
 use crate::event::tensors::{Retainer, Tensor, TensorDevice, TensorKind, TensorSnapshot};
 use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid};
 
@@ -14,60 +14,59 @@ use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid}
 /// the same size (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Storages of other allocators,
 /// such as numpy's, have addresses that occur in no event.
 pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
-    let tables = explain(snapshot).devices;
-    let mut best: BTreeMap<(DeviceIndex, Address), &Row> = BTreeMap::new();
-    for table in &tables {
-        let Some(device) = index_of(table.device) else {
+    let devices = account_entries(snapshot);
+    let mut best: BTreeMap<(DeviceIndex, Address), &AccountEntry> = BTreeMap::new();
+    for entries in &devices {
+        let Some(device) = index_of(entries.device) else {
             continue;
         };
-        for row in &table.rows {
-            let Some((addr, _)) = place(row) else {
+        for entry in &entries.entries {
+            let Some((addr, _)) = place(entry, entries.device, snapshot) else {
                 continue;
             };
             let known = best.get(&(device, addr));
-            if row.outside.is_none() && known.is_none_or(|known| row.holds > known.holds) {
-                best.insert((device, addr), row);
+            if entry.outside().is_none() && known.is_none_or(|known| entry.holds() > known.holds())
+            {
+                best.insert((device, addr), entry);
             }
         }
     }
     let blocks = snapshot.blocks.iter().map(|block| {
-        let row = best.remove(&(block.device, block.addr));
-        (block.device, block.addr, block.size, row)
+        let entry = best.remove(&(block.device, block.addr));
+        (block.device, block.addr, block.size, entry)
     });
-    let is_known = |row: Option<&Row>| match row.map(|row| row.kind) {
+    let is_known = |entry: Option<&AccountEntry>| match entry.map(|entry| entry.kind(snapshot)) {
         Some(RowKind::BlockUnread) => false,
         Some(_) => true,
         None => snapshot.has_all_tensors(),
     };
-    let blocks = blocks.filter(|(.., row)| is_known(*row));
+    let blocks = blocks.filter(|(.., entry)| is_known(*entry));
     let mut blocks: Vec<_> = blocks.collect();
-    for ((device, addr), row) in best {
+    for ((device, addr), entry) in best {
         if device == DeviceIndex::CPU
-            && let Some((_, size)) = place(row)
+            && let Some((_, size)) = place(entry, TensorDevice::Cpu, snapshot)
         {
-            blocks.push((device, addr, size, Some(row)));
+            blocks.push((device, addr, size, Some(entry)));
         }
     }
-    let variables = SavedVariables::of(snapshot, blocks.iter().filter_map(|(.., row)| *row));
-    let unknown = Row::default();
-    let blocks = blocks.into_iter();
-    let blocks = blocks.map(|(device, addr, size, row)| {
-        let row = row.unwrap_or(&unknown);
-        let tensor = row.tensor.and_then(|at| snapshot.tensors.get(at));
+    let retainer = |entry: &AccountEntry| entry.storage(snapshot)?.retainer.as_ref();
+    let entries = blocks.iter().filter_map(|(.., entry)| *entry);
+    let variables = SavedVariables::of(snapshot, entries.filter_map(retainer));
+    let blocks = blocks.into_iter().map(|(device, addr, size, entry)| {
+        let tensor = entry.and_then(AccountEntry::tensor);
+        let tensor = tensor.map(|at| &snapshot.tensors[at]);
+        let retainer = entry.and_then(retainer);
         LabeledBlock {
             addr,
             size,
             device,
-            is_saved_variable: variables.has(row, tensor),
-            kind: match row.kind {
-                RowKind::Tensor(kind) => Some(kind),
-                RowKind::Storage | RowKind::Block | RowKind::BlockUnread => None,
-            },
-            name: row.names.first().cloned(),
-            module: row.module.clone(),
+            is_saved_variable: variables.has(tensor, retainer),
+            kind: tensor.map(|tensor| tensor.kind),
+            name: tensor.and_then(|tensor| tensor.names.first().cloned()),
+            module: tensor.and_then(|tensor| tensor.module.clone()),
             called: tensor.and_then(|tensor| tensor.called.clone()),
-            saved_by: row.saved_by.clone(),
-            retainer: row.retainer.clone(),
+            saved_by: tensor.and_then(|tensor| tensor.saved_by.clone()),
+            retainer: retainer.cloned(),
         }
     });
     BlockLabels {
@@ -88,11 +87,15 @@ struct SavedVariables {
 }
 
 impl SavedVariables {
-    fn of<'r>(snapshot: &TensorSnapshot, rows: impl Iterator<Item = &'r Row>) -> Self {
+    /// `retainers` are those of each block.
+    fn of<'r>(
+        snapshot: &TensorSnapshot,
+        retainers: impl Iterator<Item = &'r Arc<Retainer>>,
+    ) -> Self {
         let requires_grad = |tensor: &&Tensor| tensor.requires_grad || tensor.grad_fn.is_some();
         let trained = snapshot.tensors.iter().filter(requires_grad);
         let mut blocks = HashMap::new();
-        for retainer in rows.filter_map(|row| row.retainer.as_ref()) {
+        for retainer in retainers {
             let blocks = blocks.entry(Arc::clone(&retainer.by)).or_insert(0_u64);
             *blocks = blocks.saturating_add(1);
         }
@@ -104,12 +107,12 @@ impl SavedVariables {
 
     /// Returns true for a tensor that one variable refers to and a node saves. A leak is in a container, or under the
     /// names of several frames.
-    fn has(&self, row: &Row, tensor: Option<&Tensor>) -> bool {
-        let Some((tensor, retainer)) = tensor.zip(row.retainer.as_ref()) else {
+    fn has(&self, tensor: Option<&Tensor>, retainer: Option<&Arc<Retainer>>) -> bool {
+        let Some((tensor, retainer)) = tensor.zip(retainer) else {
             return false;
         };
-        row.kind == RowKind::Tensor(TensorKind::Tensor)
-            && row.saved_by.is_some()
+        tensor.kind == TensorKind::Tensor
+            && tensor.saved_by.is_some()
             && tensor
                 .storage
                 .is_some_and(|storage| !self.trained.contains(&storage))
@@ -137,14 +140,19 @@ fn index_of(device: TensorDevice) -> Option<DeviceIndex> {
     }
 }
 
-fn place(row: &Row) -> Option<(Address, Bytes)> {
-    match row.device {
-        TensorDevice::Cpu => row
-            .storage
-            .zip(row.storage_bytes)
-            .filter(|(addr, bytes)| addr.0 != 0 && bytes.0 > 0),
-        _ => row.block,
+/// Address and size of the block, or of the storage on the host.
+fn place(
+    entry: &AccountEntry,
+    device: TensorDevice,
+    snapshot: &TensorSnapshot,
+) -> Option<(Address, Bytes)> {
+    if device == TensorDevice::Cpu {
+        let storage = entry.storage(snapshot)?;
+        let has_memory = storage.data.0 != 0 && storage.bytes.0 > 0;
+        return has_memory.then_some((storage.data, storage.bytes));
     }
+    let block = entry.block(snapshot)?;
+    Some((block.addr, block.size))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) struct OriginTable {
     kinds: Vec<OriginKind>,
     /// Index of the root, or of the object before.
     from: Vec<u32>,
-    /// What a step consists of.
+    /// Value of the step: an address, an index, or two of them.
     values: Vec<u64>,
 }
 

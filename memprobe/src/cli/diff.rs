@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
@@ -344,7 +345,8 @@ impl Diff {
         if before.as_os_str() == "-" && after.as_os_str() == "-" {
             bail!("standard input can be one of the two snapshots: name a file for the other");
         }
-        let (before, after) = (snapshot::read(before)?, snapshot::read(after)?);
+        let before = Arc::new(snapshot::read(before)?);
+        let after = Arc::new(snapshot::read(after)?);
         let mut out = stdout::open(snapshot_content(options.format));
         write_tensor_diff(&before, &after, &options, &mut out)?;
         Ok(ExitCode::SUCCESS)

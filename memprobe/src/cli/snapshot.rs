@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -155,7 +156,7 @@ impl SnapshotArgs {
 }
 
 fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
-    let snapshot = read(file)?;
+    let snapshot = Arc::new(read(file)?);
     let mut out = stdout::open(content(options.format));
     write_tensors(&snapshot, options, &mut out)?;
     Ok(ExitCode::SUCCESS)

@@ -106,17 +106,17 @@ impl Explain {
         };
         let (mut snapshot, driver) = outcome.context("reading the process")??;
         tracker.sign(&mut snapshot)?;
-        Ok(Ok(self.explained(&snapshot, driver, tracker, watched)))
+        Ok(Ok(self.explained(snapshot, driver, tracker, watched)))
     }
 
     fn explained(
         &self,
-        snapshot: &TensorSnapshot,
+        snapshot: TensorSnapshot,
         driver: Result<Sample, String>,
         mut tracker: BlockTracker<(GrowthLedger, SegmentLedger)>,
         watched: Duration,
     ) -> Explanation {
-        let mut names = named(snapshot, self.tgid);
+        let mut names = named(&snapshot, self.tgid);
         let (sites, _) = &tracker.ledgers.analyses;
         sites.keep_untouched(snapshot.consistency, &mut names);
         tracker.ledgers.apply(&Event::BlockLabels(names.into()));
@@ -130,7 +130,7 @@ impl Explain {
             .collect();
         let mut notes = Vec::new();
         let gpus = match driver {
-            Ok(sample) => gpus(snapshot, &sample, &tracker.ledgers.ledger),
+            Ok(sample) => gpus(&snapshot, &sample, &tracker.ledgers.ledger),
             Err(reason) => {
                 notes.push(format!("the GPU's own memory is unknown: {reason}"));
                 BTreeMap::new()
@@ -144,11 +144,12 @@ impl Explain {
             ));
         }
         remove_probes(tracker);
+        let consistency = consistency(snapshot.consistency);
         explain_process(ProcessEvidence {
             table: &explain(snapshot),
             source: ExplanationSource::Process {
                 watched,
-                consistency: consistency(snapshot.consistency),
+                consistency,
             },
             gpus,
             growth: grown,
@@ -238,7 +239,7 @@ pub fn explain_file(file: &Path, options: ExplainOptions) -> Result<ExitCode> {
     let name = file.display().to_string();
     let explanation = match open_tensors(file) {
         Ok(snapshot) => explain_process(ProcessEvidence {
-            table: &explain(&snapshot),
+            table: &explain(snapshot),
             source: ExplanationSource::Snapshot { file: name },
             gpus: BTreeMap::new(),
             growth: BTreeMap::new(),

@@ -503,14 +503,15 @@ impl TensorReader {
             }
         };
         self.sites.sign(ledger, &mut snapshot);
-        self.shown
-            .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
+        let snapshot = Arc::new(snapshot);
+        let table = explain(Arc::clone(&snapshot));
+        self.shown.send_replace(Tensors::Taken(Arc::new(table)));
         let mut names = named(&snapshot, self.tgid);
         let mut calls = CallPaths::default();
         add_calls(&mut calls);
         names.resolve_calls(&calls);
         self.sites.keep_untouched(snapshot.consistency, &mut names);
-        self.last = Some(Arc::new(snapshot));
+        self.last = Some(snapshot);
         Some(Ok(Event::BlockLabels(Arc::new(names))))
     }
 }

@@ -2,6 +2,7 @@
 //! that were read last.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
@@ -123,7 +124,7 @@ impl ProcessSaver {
     }
 
     /// Saves a snapshot of tensors.
-    pub(super) fn save_tensors(&mut self, snapshot: &TensorSnapshot) {
+    pub(super) fn save_tensors(&mut self, snapshot: &Arc<TensorSnapshot>) {
         let path = self.path("-tensors", "json");
         match write_snapshot(snapshot, &path) {
             Ok(()) => {
@@ -208,7 +209,7 @@ impl Analysis for ProcessSaver {
     }
 }
 
-fn write_snapshot(snapshot: &TensorSnapshot, path: &Path) -> Result<()> {
+fn write_snapshot(snapshot: &Arc<TensorSnapshot>, path: &Path) -> Result<()> {
     let plan = OutputPlan::check(path)?;
     let options = TensorOptions {
         format: TensorFormat::Json,

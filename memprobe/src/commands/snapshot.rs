@@ -5,6 +5,7 @@ pub use crate::torch::tensors::CaptureMode;
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -61,6 +62,7 @@ impl Snapshots {
         if self.options.by == GroupBy::Request {
             add_scheduler(&mut snapshot, self.tgid, self.manner);
         }
+        let snapshot = Arc::new(snapshot);
         let mut progress = Progress::new(false);
         if let Some(limit) = snapshot.limit {
             progress.say(&beyond_limit(limit));
@@ -102,11 +104,12 @@ impl Snapshots {
             _ = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = tracker.ready() => ready?,
         }
-        let mut before: Option<TensorSnapshot> = None;
+        let mut before: Option<Arc<TensorSnapshot>> = None;
         loop {
             let next = Instant::now() + interval;
             match self.take_watched(&mut tracker).await {
                 Ok(snapshot) => {
+                    let snapshot = Arc::new(snapshot);
                     if let Some(limit) = snapshot.limit {
                         tracker.progress.say_once(&beyond_limit(limit));
                     }

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use super::{DeviceTable, Row, RowKind, TensorTable};
+use super::{DeviceTable, Row, RowKind, Rows, TensorTable};
 use crate::event::Bytes;
 use crate::event::tensors::TensorDevice;
 
@@ -90,11 +90,19 @@ pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
     }
 }
 
-fn rows_of(table: &TensorTable, device: TensorDevice) -> &[Row] {
-    table.device(device).map_or(&[], |table| &table.rows)
+fn rows_of(table: &TensorTable, device: TensorDevice) -> Rows<'_> {
+    table
+        .device(device)
+        .map(DeviceTable::rows)
+        .unwrap_or_default()
 }
 
-fn compare(device: TensorDevice, before: &[Row], after: &[Row], same_process: bool) -> DeviceDiff {
+fn compare(
+    device: TensorDevice,
+    before: Rows<'_>,
+    after: Rows<'_>,
+    same_process: bool,
+) -> DeviceDiff {
     let mut pairing = Pairing {
         before,
         after,
@@ -116,7 +124,7 @@ fn compare(device: TensorDevice, before: &[Row], after: &[Row], same_process: bo
         moved: Moved::default(),
     };
     for (at, &(was, is)) in pairing.pairs.iter().enumerate() {
-        let (old, new) = (&before[was], &after[is]);
+        let (old, new) = (before.at(was), after.at(is));
         if old.holds != new.holds {
             diff.resized.push((was, is));
         }
@@ -133,8 +141,8 @@ fn compare(device: TensorDevice, before: &[Row], after: &[Row], same_process: bo
 }
 
 struct Pairing<'a> {
-    before: &'a [Row],
-    after: &'a [Row],
+    before: Rows<'a>,
+    after: Rows<'a>,
     /// Rows without a partner so far, by index, ascending.
     left: Vec<usize>,
     new: Vec<usize>,
@@ -143,22 +151,22 @@ struct Pairing<'a> {
 
 impl<'a> Pairing<'a> {
     /// Pairs rows with equal keys, those with most bytes first. Rows without a key stay unpaired.
-    fn pair<K: Eq + Hash>(&mut self, key: impl Fn(&'a Row) -> Option<K>) {
+    fn pair<K: Eq + Hash>(&mut self, key: impl Fn(Row<'a>) -> Option<K>) {
         let mut partners: HashMap<K, Vec<usize>> = HashMap::new();
         for &at in &self.left {
-            if let Some(key) = key(&self.before[at]) {
+            if let Some(key) = key(self.before.at(at)) {
                 partners.entry(key).or_default().push(at);
             }
         }
         for waiting in partners.values_mut() {
             // The next partner is the last.
-            waiting.sort_by_key(|&at| (self.before[at].holds, Reverse(at)));
+            waiting.sort_by_key(|&at| (self.before.at(at).holds, Reverse(at)));
         }
         let mut paired = HashSet::new();
         let mut candidates = std::mem::take(&mut self.new);
-        candidates.sort_by_key(|&at| (Reverse(self.after[at].holds), at));
+        candidates.sort_by_key(|&at| (Reverse(self.after.at(at).holds), at));
         for at in candidates {
-            let waiting = key(&self.after[at]).and_then(|key| partners.get_mut(&key));
+            let waiting = key(self.after.at(at)).and_then(|key| partners.get_mut(&key));
             match waiting.and_then(Vec::pop) {
                 Some(partner) => {
                     paired.insert(partner);
@@ -173,21 +181,28 @@ impl<'a> Pairing<'a> {
 }
 
 /// Identity of a tensor within one process; `None` without a storage.
-fn identity(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
+fn identity(row: Row<'_>) -> Option<impl Eq + Hash + use<'_>> {
     let tensor = matches!(row.kind, RowKind::Tensor(_));
-    let what = row.shape.as_deref().zip(row.dtype);
-    Some((tensor, row.object, row.storage?, row.offset, what, row.size))
+    let what = row.shape().zip(row.dtype());
+    Some((
+        tensor,
+        row.object(),
+        row.storage?,
+        row.offset(),
+        what,
+        row.size,
+    ))
 }
 
 /// Similarity key of tensors, independent of addresses.
-fn likeness(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
-    let what = row.shape.as_deref().zip(row.dtype);
-    Some((row.kind, name(row), row.class.as_deref(), what, row.size))
+fn likeness(row: Row<'_>) -> Option<impl Eq + Hash + use<'_>> {
+    let what = row.shape().zip(row.dtype());
+    Some((row.kind, name(row), row.class(), what, row.size))
 }
 
 /// Best name without its current line. A variable's name contains the line that its function is at
 /// (`train.py:31 train() -> x`), which differs between snapshots.
-fn name(row: &Row) -> Option<(&str, &str)> {
+fn name(row: Row<'_>) -> Option<(&str, &str)> {
     let text = &*row.name()?.text;
     let split = text.find(") -> ").and_then(|end| {
         let place = text[..end].rfind(' ')?;
@@ -217,7 +232,7 @@ mod tests {
     }
 
     fn compared(before: &TensorSnapshot, after: &TensorSnapshot) -> DeviceDiff {
-        let mut diff = diff(explain(before), explain(after));
+        let mut diff = diff(explain(before.clone()), explain(after.clone()));
         diff.devices.remove(0)
     }
 
@@ -238,7 +253,8 @@ mod tests {
     #[test]
     fn names_that_only_look_like_variables_are_taken_as_they_are() {
         for text in ["a -> b", ") -> ", "f() -> x", "x: f() -> y", "x:y f() -> z"] {
-            let row = &explain(&with(text, 0)).devices[0].rows[0];
+            let table = explain(with(text, 0));
+            let row = table.devices[0].rows().at(0);
             assert_eq!(name(row), Some((text, "")));
         }
     }

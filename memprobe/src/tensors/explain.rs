@@ -1,15 +1,17 @@
-//! Rows of a snapshot: tensors, storages and blocks, with the bytes that they account for.
+//! Table of a snapshot: tensors, storages and blocks, with the bytes that they account for.
 
-use super::account_entries::{AccountEntry, DeviceEntries, EntrySubject};
+use std::sync::Arc;
+
 use super::division::account_entries;
 use super::kv_cache::kv_tables;
-use super::{DeviceTable, Row, TensorTable};
-use crate::event::tensors::{Tensor, TensorDevice, TensorSnapshot};
+use super::{DeviceTable, TensorTable};
+use crate::event::tensors::TensorSnapshot;
 
-pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
-    let devices = account_entries(snapshot);
+pub fn explain(snapshot: impl Into<Arc<TensorSnapshot>>) -> TensorTable {
+    let snapshot = snapshot.into();
+    let devices = account_entries(&snapshot);
     TensorTable {
-        kv: kv_tables(snapshot, &devices),
+        kv: kv_tables(&snapshot, &devices),
         kv_gap: snapshot.kv.gap.clone(),
         private_free: snapshot.kv.private_free.clone(),
         target: snapshot.target.clone(),
@@ -20,60 +22,7 @@ pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
         limit: snapshot.limit,
         devices: devices
             .into_iter()
-            .map(|device| device_table(snapshot, device))
+            .map(|divided| DeviceTable::new(Arc::clone(&snapshot), divided))
             .collect(),
-    }
-}
-
-fn device_table(snapshot: &TensorSnapshot, divided: DeviceEntries) -> DeviceTable {
-    let device = divided.device;
-    let rows = divided.entries.iter();
-    DeviceTable {
-        device,
-        rows: rows.map(|entry| row_of(snapshot, device, entry)).collect(),
-        account: divided.account,
-    }
-}
-
-fn row_of(snapshot: &TensorSnapshot, device: TensorDevice, entry: &AccountEntry) -> Row {
-    let row = match entry.subject {
-        EntrySubject::Tensor(at) => tensor_row(&snapshot.tensors[at], at),
-        EntrySubject::Storage(_) | EntrySubject::Block(_) => Row {
-            purpose: entry.purpose(snapshot).cloned(),
-            ..Row::default()
-        },
-    };
-    let storage = entry.storage(snapshot);
-    let block = entry.block(snapshot);
-    Row {
-        kind: entry.kind(snapshot),
-        device,
-        size: entry.size(snapshot),
-        holds: entry.holds(),
-        outside: entry.outside(),
-        owner: entry.owner,
-        storage: entry.address(snapshot),
-        storage_bytes: entry.storage_bytes(snapshot),
-        retainer: storage.and_then(|storage| storage.retainer.clone()),
-        site: block.and_then(|block| block.site.clone()),
-        block: block.map(|block| (block.addr, block.size)),
-        ..row
-    }
-}
-
-fn tensor_row(tensor: &Tensor, at: usize) -> Row {
-    Row {
-        tensor: Some(at),
-        names: tensor.names.clone(),
-        class: tensor.class.clone(),
-        shape: tensor.shape.clone(),
-        dtype: Some(tensor.dtype),
-        requires_grad: tensor.requires_grad,
-        grad_fn: tensor.grad_fn.clone(),
-        saved_by: tensor.saved_by.clone(),
-        module: tensor.module.clone(),
-        offset: tensor.offset,
-        object: tensor.object,
-        ..Row::default()
     }
 }

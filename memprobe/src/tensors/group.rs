@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Row, RowKind};
+use super::{Row, RowKind, Rows};
 use crate::event::tensors::DType;
 use crate::event::{Bytes, Frame};
 
@@ -100,17 +100,17 @@ enum Shares {
 }
 
 impl<'a> Key<'a> {
-    fn of(at: usize, row: &'a Row, by: GroupBy) -> Self {
+    fn of(at: usize, row: Row<'a>, by: GroupBy) -> Self {
         match by {
             GroupBy::Nothing | GroupBy::Request => Self::Alone(at),
             GroupBy::Unnamed if row.name().is_some() => Self::Alone(at),
             GroupBy::Unnamed => Self::Equal(Alike::of(row, Likeness::Source)),
             GroupBy::Shape => Self::Equal(Alike::of(row, Likeness::Shape)),
             GroupBy::Kind => Self::Kind(row.kind),
-            GroupBy::Module => Self::Module(row.module.as_ref()),
-            GroupBy::Site => Self::Site(row.site.as_deref()),
+            GroupBy::Module => Self::Module(row.module()),
+            GroupBy::Site => Self::Site(row.site()),
             GroupBy::Retainer => {
-                let retainer = row.retainer.as_ref();
+                let retainer = row.retainer();
                 Self::Keeper(retainer.map(|retainer| (&*retainer.by, retainer.class.as_deref())))
             }
         }
@@ -124,7 +124,7 @@ enum Likeness {
 }
 
 impl<'a> Alike<'a> {
-    fn of(row: &'a Row, likeness: Likeness) -> Self {
+    fn of(row: Row<'a>, likeness: Likeness) -> Self {
         // For a row without bytes it does not matter which storage it shares.
         let holds = row.owner.is_none() || row.holds != Bytes(0);
         let shares = match (row.owner, row.outside, likeness) {
@@ -135,28 +135,25 @@ impl<'a> Alike<'a> {
         };
         let of = || Of {
             // A saved tensor is named after the operation that saved it.
-            grad_fn: row
-                .grad_fn
-                .as_ref()
-                .filter(|_| holds || row.saved_by.is_none()),
-            saved_by: row.saved_by.as_ref(),
-            site: row.site.as_deref().filter(|_| holds),
-            requires_grad: row.requires_grad,
+            grad_fn: row.grad_fn().filter(|_| holds || row.saved_by().is_none()),
+            saved_by: row.saved_by(),
+            site: row.site().filter(|_| holds),
+            requires_grad: row.requires_grad(),
         };
         Self {
             kind: row.kind,
-            class: row.class.as_ref(),
-            purpose: row.purpose.as_ref(),
-            shape: row.shape.as_deref(),
+            class: row.class(),
+            purpose: row.purpose,
+            shape: row.shape(),
             size: row.size,
-            dtype: row.dtype,
+            dtype: row.dtype(),
             shares,
             of: (likeness == Likeness::Source).then(of),
         }
     }
 }
 
-pub fn groups(rows: &[Row], by: GroupBy, order: Order) -> Vec<Group> {
+pub fn groups(rows: Rows<'_>, by: GroupBy, order: Order) -> Vec<Group> {
     groups_of(rows, 0..rows.len(), by, order)
 }
 
@@ -165,7 +162,7 @@ pub fn groups(rows: &[Row], by: GroupBy, order: Order) -> Vec<Group> {
 /// # Panics
 /// If an index is out of range.
 pub fn groups_of(
-    rows: &[Row],
+    rows: Rows<'_>,
     of: impl IntoIterator<Item = usize>,
     by: GroupBy,
     order: Order,
@@ -173,7 +170,7 @@ pub fn groups_of(
     let mut places: HashMap<Key, usize> = HashMap::new();
     let mut groups: Vec<Group> = Vec::new();
     for at in of {
-        let row = &rows[at];
+        let row = rows.at(at);
         let place = *places.entry(Key::of(at, row, by)).or_insert_with(|| {
             groups.push(Group {
                 rows: Vec::new(),
@@ -199,10 +196,10 @@ pub fn groups_of(
 impl Group {
     /// Returns true if the group is minor: it shares storages of others and has no bytes. It is
     /// also unnamed, or several tensors in one.
-    pub fn is_minor(&self, rows: &[Row], by: GroupBy) -> bool {
+    pub fn is_minor(&self, rows: Rows<'_>, by: GroupBy) -> bool {
         let of_tensors = matches!(by, GroupBy::Unnamed | GroupBy::Shape);
-        let shares = |at: &usize| rows[*at].owner.is_some();
-        let is_named = self.rows.len() == 1 && rows[self.rows[0]].name().is_some();
+        let shares = |at: &usize| rows.owner(*at).is_some();
+        let is_named = self.rows.len() == 1 && rows.at(self.rows[0]).name().is_some();
         let is_nothing = self.holds == Bytes(0) && self.outside == Bytes(0);
         of_tensors && is_nothing && !is_named && self.rows.iter().any(shares)
     }
@@ -213,14 +210,14 @@ fn sum(one: Bytes, other: Bytes) -> Bytes {
 }
 
 /// Row that gets the bytes of a row's storage. A storage within another leads on to that one.
-fn answering(rows: &[Row], at: usize) -> usize {
-    let owner = |at: usize| rows.get(at).and_then(|row| row.owner);
+fn answering(rows: Rows<'_>, at: usize) -> usize {
+    let owner = |at: usize| rows.owner(at);
     let first = owner(at).unwrap_or(at);
     owner(first).unwrap_or(first)
 }
 
 /// Best name, for sorting in natural order: `layers.2` comes before `layers.10`.
-fn counting(row: &Row) -> Counting<'_> {
+fn counting(row: Row<'_>) -> Counting<'_> {
     Counting(row.name().map_or("", |name| &name.text))
 }
 
@@ -265,24 +262,24 @@ fn take_number<'a>(text: &mut &'a [u8]) -> (usize, &'a [u8], usize) {
 }
 
 /// Sort key: largest first, and each row after the one that has its storage's bytes.
-fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
+fn key(rows: Rows<'_>, at: usize) -> impl Ord + use<'_> {
     let answering = answering(rows, at);
-    let holder = &rows[answering];
-    let row = &rows[at];
+    let holder = rows.at(answering);
+    let row = rows.at(at);
     (
         Reverse((holder.holds, holder.outside)),
         counting(holder),
         answering,
         at != answering,
-        row.offset,
+        row.offset(),
         Reverse(row.size),
         counting(row),
         at,
     )
 }
 
-fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
-    let first = |group: &Group| &rows[group.rows[0]];
+fn sort(groups: &mut [Group], rows: Rows<'_>, by: GroupBy, order: Order) {
+    let first = |group: &Group| rows.at(group.rows[0]);
     groups.sort_by(|one, other| {
         // A group without bytes stays next to the row that has its storage's bytes.
         let weight = |group: &Group| match (group.holds, group.outside) {
@@ -290,7 +287,7 @@ fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
                 (group.size.unwrap_or_default(), Bytes(0))
             }
             (Bytes(0), Bytes(0)) => {
-                let holder = &rows[answering(rows, group.rows[0])];
+                let holder = rows.at(answering(rows, group.rows[0]));
                 (holder.holds, holder.outside.unwrap_or_default())
             }
             own => own,

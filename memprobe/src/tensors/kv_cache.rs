@@ -240,13 +240,16 @@ pub fn server_memory(table: &TensorTable, device: &DeviceTable) -> Vec<(ServerMe
     };
     let order = [ServerMemory::Weights, ServerMemory::KvCache];
     for usage in order {
-        let rows = device.rows.iter().filter(|row| usage_of(row.kind) == usage);
+        let rows = device
+            .rows()
+            .iter()
+            .filter(|row| usage_of(row.kind) == usage);
         push(
             usage,
             rows.fold(0, |sum, row| sum.saturating_add(row.holds.0)),
         );
     }
-    for row in &device.rows {
+    for row in device.rows().iter() {
         let usage = usage_of(row.kind);
         if !order.contains(&usage) {
             push(usage, row.holds.0);

@@ -12,6 +12,7 @@ mod explain;
 mod group;
 mod kv_cache;
 mod named;
+mod rows;
 mod select;
 mod sites;
 mod sweep;
@@ -33,12 +34,13 @@ pub use kv_cache::{
     KvBytesSource, KvRow, KvTable, KvUsage, ServerMemory, kv_tables, server_memory,
 };
 pub use named::named;
+pub use rows::{DeviceTable, Row, Rows};
 pub use select::without;
 pub use sites::Sites;
 
 use crate::event::Target;
-use crate::event::tensors::{Consistency, DType, Name, Retainer, TensorDevice, TensorKind};
-use crate::event::{Address, Bytes, Frame, KvGap, PrivateFree, Totals};
+use crate::event::tensors::{Consistency, TensorDevice, TensorKind};
+use crate::event::{Bytes, KvGap, PrivateFree, Totals};
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorTable {
@@ -60,14 +62,6 @@ pub struct TensorTable {
     pub kv_gap: Option<KvGap>,
     /// Free bytes of each device in the allocator's private pools.
     pub private_free: Vec<PrivateFree>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct DeviceTable {
-    pub device: TensorDevice,
-    pub account: Account,
-    /// One row for each tensor, and for each block or storage without one, in no particular order.
-    pub rows: Vec<Row>,
 }
 
 /// Sums of a device's rows, compared with its allocator.
@@ -148,60 +142,6 @@ impl RowKind {
             Self::Tensor(kind) => kind.as_str(),
             Self::Storage | Self::Block | Self::BlockUnread => "block",
         }
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
-    pub kind: RowKind,
-    /// Index into [`crate::event::tensors::TensorSnapshot::tensors`]; `None` for memory without a tensor.
-    pub tensor: Option<usize>,
-    /// Allocator bytes that this row accounts for; of tensors that share a storage, one has them
-    /// all.
-    pub holds: Bytes,
-    /// Bytes of its own elements: `numel() * element_size()`, or the size of the storage or block;
-    /// `None` if unknown.
-    pub size: Option<Bytes>,
-    /// Index of the row that accounts for the storage this one shares.
-    pub owner: Option<usize>,
-    /// Bytes outside the allocator: the storage lies in no block, although blocks are known.
-    /// `holds` is then 0.
-    pub outside: Option<Bytes>,
-    pub names: Vec<Name>,
-    pub class: Option<Arc<str>>,
-    /// `shape`; `None` for memory without a tensor.
-    pub shape: Option<Arc<[u64]>>,
-    pub dtype: Option<DType>,
-    pub device: TensorDevice,
-    pub requires_grad: bool,
-    pub grad_fn: Option<Arc<str>>,
-    pub saved_by: Option<Arc<str>>,
-    /// Retainers of its storage; `None` if no name leads to it.
-    pub retainer: Option<Arc<Retainer>>,
-    pub module: Option<Arc<str>>,
-    pub site: Option<Arc<Frame>>,
-    /// Purpose of the block in words; only for memory without a tensor.
-    pub purpose: Option<Arc<str>>,
-    /// Address of its storage's data, or of the block.
-    pub storage: Option<Address>,
-    /// `untyped_storage().nbytes()`, or the block's size.
-    pub storage_bytes: Option<Bytes>,
-    /// `storage_offset()`, in elements.
-    pub offset: u64,
-    pub block: Option<(Address, Bytes)>,
-    /// Address of the tensor object in the target's memory; 0 for memory without a tensor.
-    pub object: u64,
-}
-
-impl Row {
-    pub fn name(&self) -> Option<&Name> {
-        self.names.first()
-    }
-
-    /// Returns true if its elements take fewer bytes than its storage.
-    pub fn is_part(&self) -> bool {
-        let whole = |(size, storage): (Bytes, Bytes)| size < storage;
-        self.size.zip(self.storage_bytes).is_some_and(whole)
     }
 }
 

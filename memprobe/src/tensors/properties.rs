@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{GroupBy, Order, TensorTable, diff, explain, groups, without};
+use super::{DeviceTable, GroupBy, Order, Rows, TensorTable, diff, explain, groups, without};
 use crate::event::tensors::{
     Block, Consistency, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorKind,
     TensorSnapshot,
@@ -125,15 +125,18 @@ prop_compose! {
 }
 
 fn held(table: &TensorTable, device: TensorDevice) -> i128 {
-    let rows = table.device(device).map_or(&[][..], |table| &table.rows);
+    let rows = table
+        .device(device)
+        .map(DeviceTable::rows)
+        .unwrap_or_default();
     rows.iter().map(|row| i128::from(row.holds.0)).sum()
 }
 
 proptest! {
     #[test]
     fn rows_and_remainder_come_to_what_the_allocator_says(snapshot in snapshot(SUMMABLE)) {
-        for table in &explain(&snapshot).devices {
-            let held: i128 = table.rows.iter().map(|row| i128::from(row.holds.0)).sum();
+        for table in &explain(snapshot).devices {
+            let held: i128 = table.rows().iter().map(|row| i128::from(row.holds.0)).sum();
             let account = &table.account;
             let parts = [
                 account.tensors, account.bare, account.rounding, account.uncovered, account.blocks,
@@ -150,9 +153,10 @@ proptest! {
 
     #[test]
     fn every_tensor_is_on_one_row_and_every_row_on_one_group(snapshot in snapshot(u64::MAX)) {
-        let table = explain(&snapshot);
+        let count = snapshot.tensors.len() as u64;
+        let table = explain(snapshot);
         let tensors: u64 = table.devices.iter().map(|table| table.account.tensor_count).sum();
-        prop_assert_eq!(tensors, snapshot.tensors.len() as u64);
+        prop_assert_eq!(tensors, count);
         for device in &table.devices {
             for by in [
                 GroupBy::Unnamed, GroupBy::Nothing, GroupBy::Shape, GroupBy::Kind, GroupBy::Module,
@@ -160,11 +164,11 @@ proptest! {
             ] {
                 for order in [Order::Holds, Order::Size, Order::Name, Order::Kind, Order::Count] {
                     let mut seen: Vec<usize> = Vec::new();
-                    for group in groups(&device.rows, by, order) {
+                    for group in groups(device.rows(), by, order) {
                         seen.extend(group.rows);
                     }
                     seen.sort_unstable();
-                    prop_assert_eq!(seen, (0..device.rows.len()).collect::<Vec<_>>());
+                    prop_assert_eq!(seen, (0..device.rows().len()).collect::<Vec<_>>());
                 }
             }
         }
@@ -172,17 +176,15 @@ proptest! {
 
     #[test]
     fn a_difference_comes_to_the_difference(before in snapshot(SUMMABLE), after in snapshot(SUMMABLE)) {
-        let diff = diff(explain(&before), explain(&after));
+        let diff = diff(explain(before), explain(after));
         for change in &diff.devices {
-            let rows = |table: &TensorTable| {
-                table.device(change.device).map_or(Vec::new(), |table| table.rows.clone())
-            };
-            let (old, new) = (rows(&diff.before), rows(&diff.after));
-            let holds = |rows: &[super::Row], at: usize| i128::from(rows[at].holds.0);
-            let came: i128 = change.came.iter().map(|&at| holds(&new, at)).sum();
-            let went: i128 = change.went.iter().map(|&at| holds(&old, at)).sum();
+            let rows = |table| Option::map(table, DeviceTable::rows).unwrap_or_default();
+            let (old, new) = (rows(diff.before_on(change.device)), rows(diff.after_on(change.device)));
+            let holds = |rows: Rows<'_>, at: usize| i128::from(rows.at(at).holds.0);
+            let came: i128 = change.came.iter().map(|&at| holds(new, at)).sum();
+            let went: i128 = change.went.iter().map(|&at| holds(old, at)).sum();
             let resized = change.resized.iter();
-            let resized: i128 = resized.map(|&(was, is)| holds(&new, is) - holds(&old, was)).sum();
+            let resized: i128 = resized.map(|&(was, is)| holds(new, is) - holds(old, was)).sum();
             let difference = held(&diff.after, change.device) - held(&diff.before, change.device);
             prop_assert_eq!(came - went + resized, difference);
         }
@@ -190,7 +192,7 @@ proptest! {
 
     #[test]
     fn nothing_changes_between_a_snapshot_and_itself(snapshot in snapshot(u64::MAX)) {
-        let diff = diff(explain(&snapshot), explain(&snapshot));
+        let diff = diff(explain(snapshot.clone()), explain(snapshot));
         for change in &diff.devices {
             prop_assert!(change.came.is_empty() && change.went.is_empty(), "{:?}", change);
             prop_assert!(change.resized.is_empty(), "{:?}", change);

@@ -148,7 +148,7 @@ pub fn exhibits() -> Vec<Exhibit> {
             let devices = samples::breakdown(*breakdown);
             context.breakdowns.insert(*breakdown, devices);
         }
-        context.take_tensors(Tensors::Taken(Arc::new(explain(&training()))));
+        context.take_tensors(Tensors::Taken(Arc::new(explain(training()))));
         context
     };
     let graph = [GraphWindow, GraphWindow, GraphAxis];

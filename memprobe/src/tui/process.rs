@@ -453,7 +453,7 @@ mod tests {
     #[test]
     fn t_reads_the_tensors_once_and_shows_them_and_t_leads_back() {
         let (mut caller, mut stage) = connect();
-        let table = Arc::new(explain(&training()));
+        let table = Arc::new(explain(training()));
         let mut keys = VecDeque::from([key('t'), None, key('t'), key('t'), None, key('q')]);
         let text = shown(&mut stage, |_| {
             if caller.commands.try_recv() == Ok(Command::TakeTensors) {
@@ -749,7 +749,7 @@ mod tests {
             samples::gone(),
         ];
         let snapshots = snapshots.map(Arc::new);
-        let table = Arc::new(explain(&training()));
+        let table = Arc::new(explain(training()));
         let mut dice = Dice::new();
         let mut size = (80, 24);
         stage.resize(size.0, size.1);

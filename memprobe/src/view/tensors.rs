@@ -10,7 +10,7 @@ use super::table::{Cell, Column, Cut, Tone, columns};
 use super::text::{CUT, clean};
 use crate::event::bytes::human;
 use crate::event::tensors::{Consistency, Name, Retainer, TensorKind};
-use crate::tensors::{GroupBy, Row, RowKind};
+use crate::tensors::{GroupBy, Row, RowKind, Rows};
 
 /// Dimensions shown before a shape is cut.
 const DIMENSIONS: usize = 12;
@@ -46,17 +46,17 @@ pub const fn tensor_kind(kind: RowKind) -> &'static str {
 }
 
 /// Returns the best name of a row, or else a description in parentheses.
-pub fn tensor_name(row: &Row) -> String {
+pub fn tensor_name(row: Row<'_>) -> String {
     if let Some(name) = row.name() {
         return match name.inferred {
             None => clean(&name.text),
             Some(_) => format!("{} (inferred)", clean(&name.text)),
         };
     }
-    if let Some(purpose) = &row.purpose {
+    if let Some(purpose) = row.purpose {
         return format!("({})", clean(purpose));
     }
-    match (row.kind, &row.saved_by, &row.grad_fn, &row.class) {
+    match (row.kind, row.saved_by(), row.grad_fn(), row.class()) {
         (RowKind::Block, ..) => "(no tensor)".to_owned(),
         (RowKind::BlockUnread, ..) => "(tensor not read, or none)".to_owned(),
         (RowKind::Storage, ..) => "(storage without a tensor)".to_owned(),
@@ -68,7 +68,7 @@ pub fn tensor_name(row: &Row) -> String {
 }
 
 /// Returns [`tensor_name`], followed by `(->other)` if the row at `at` shares another row's storage.
-pub fn tensor_label(rows: &[Row], at: usize) -> String {
+pub fn tensor_label(rows: Rows<'_>, at: usize) -> String {
     let Some(row) = rows.get(at) else {
         return String::new();
     };
@@ -81,13 +81,13 @@ pub fn tensor_label(rows: &[Row], at: usize) -> String {
 
 /// Returns the label of rows shown as one, followed by `(->12 others)` if they share several other rows'
 /// storages. Panics if `group` is empty or a row is out of range.
-pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
-    let owners: BTreeSet<usize> = group.iter().filter_map(|&at| rows[at].owner).collect();
+pub fn tensors_label(rows: Rows<'_>, group: &[usize]) -> String {
+    let owners: BTreeSet<usize> = group.iter().filter_map(|&at| rows.at(at).owner).collect();
     match owners.len() {
         0 | 1 => tensor_label(rows, group[0]),
         others => format!(
             "{} (->{} others)",
-            tensor_name(&rows[group[0]]),
+            tensor_name(rows.at(group[0])),
             count(others as u64)
         ),
     }
@@ -127,19 +127,19 @@ pub const fn tensor_columns<R: TensorCells>(name: &'static str) -> [Column<R>; 5
 /// Texts of a group of rows, which is not empty.
 #[derive(Clone, Copy)]
 pub struct TensorGroup<'a> {
-    pub rows: &'a [Row],
+    pub rows: Rows<'a>,
     pub group: &'a [usize],
     pub names: &'a FileNames,
 }
 
 impl<'a> TensorGroup<'a> {
-    pub fn first(self) -> &'a Row {
-        &self.rows[self.group[0]]
+    pub fn first(self) -> Row<'a> {
+        self.rows.at(self.group[0])
     }
 
-    fn agrees<T: PartialEq>(self, property: impl Fn(&'a Row) -> T) -> bool {
+    fn agrees<T: PartialEq>(self, property: impl Fn(Row<'a>) -> T) -> bool {
         let first = property(self.first());
-        let mut rows = self.group.iter().map(|&at| &self.rows[at]);
+        let mut rows = self.group.iter().map(|&at| self.rows.at(at));
         rows.all(|row| property(row) == first)
     }
 
@@ -155,10 +155,10 @@ impl<'a> TensorGroup<'a> {
     /// Returns the number of rows, and their shape or else size.
     pub fn shape(self) -> String {
         let number = self.group.len() as u64;
-        if !self.agrees(|row| (&row.shape, row.size)) {
+        if !self.agrees(|row| (row.shape(), row.size)) {
             return counted(number, "row");
         }
-        let text = match (&self.first().shape, self.first().size) {
+        let text = match (self.first().shape(), self.first().size) {
             (Some(sizes), _) => shape(sizes),
             (None, size) => size.map_or_else(|| "-".to_owned(), human),
         };
@@ -169,15 +169,18 @@ impl<'a> TensorGroup<'a> {
     }
 
     pub fn dtype(self) -> String {
-        let dtype = self.first().dtype.filter(|_| self.agrees(|row| row.dtype));
+        let dtype = self
+            .first()
+            .dtype()
+            .filter(|_| self.agrees(|row| row.dtype()));
         dtype.map_or_else(|| "-".to_owned(), |dtype| dtype.to_string())
     }
 
     pub fn grad(self) -> &'static str {
         match self.first().kind {
             RowKind::Storage | RowKind::Block | RowKind::BlockUnread => "-",
-            _ if !self.agrees(|row| row.requires_grad) => "some",
-            _ if self.first().requires_grad => "yes",
+            _ if !self.agrees(|row| row.requires_grad()) => "some",
+            _ if self.first().requires_grad() => "yes",
             _ => "no",
         }
     }
@@ -185,8 +188,8 @@ impl<'a> TensorGroup<'a> {
     /// Returns the line that allocated all rows, empty if it is unknown; `None` if lines differ.
     pub fn site(self) -> Option<String> {
         let row = self.first();
-        self.agrees(|row| &row.site)
-            .then(|| match (&row.site, row.kind) {
+        self.agrees(|row| row.site())
+            .then(|| match (row.site(), row.kind) {
                 (Some(frame), _) => self.names.frame(frame),
                 (None, RowKind::Block | RowKind::BlockUnread) => BEFORE_ATTACH.to_owned(),
                 (None, _) => String::new(),
@@ -195,9 +198,13 @@ impl<'a> TensorGroup<'a> {
 
     pub fn name(self, by: GroupBy) -> String {
         let row = self.first();
-        let is_named = || self.group.iter().any(|&at| self.rows[at].name().is_some());
+        let is_named = || {
+            self.group
+                .iter()
+                .any(|&at| self.rows.at(at).name().is_some())
+        };
         match (by, self.group) {
-            (GroupBy::Module, _) => match &row.module {
+            (GroupBy::Module, _) => match row.module() {
                 Some(module) => clean(module),
                 None => "(no module)".to_owned(),
             },
@@ -205,7 +212,7 @@ impl<'a> TensorGroup<'a> {
                 Some(site) if !site.is_empty() => site,
                 _ => "(not seen)".to_owned(),
             },
-            (GroupBy::Retainer, _) => retainer(row.retainer.as_deref()),
+            (GroupBy::Retainer, _) => retainer(row.retainer().map(|retainer| &**retainer)),
             (GroupBy::Kind, group) => counted(group.len() as u64, "row"),
             (_, [first, more @ ..]) if !more.is_empty() && is_named() => {
                 let first = tensor_label(self.rows, *first);

@@ -74,7 +74,7 @@ fn explained(
     gpu: Option<GpuMemory>,
 ) -> Option<DeviceExplanation> {
     let totals = table.account.totals?;
-    let allocated = table.rows.iter().map(|row| (part(row.kind), row.holds.0));
+    let allocated = table.rows().iter().map(|row| (part(row.kind), row.holds.0));
     Some(DeviceExplanation {
         index,
         gpu,
@@ -106,13 +106,13 @@ const fn part(kind: RowKind) -> PartId {
 }
 
 fn owners(table: &DeviceTable) -> Vec<MemoryOwner> {
-    let groups = groups(&table.rows, GroupBy::Retainer, Order::Holds);
+    let groups = groups(table.rows(), GroupBy::Retainer, Order::Holds);
     let groups = groups.into_iter().filter(|group| group.holds > Bytes(0));
     let owner = |group: crate::tensors::Group| {
-        let retainer = table.rows[group.rows[0]].retainer.as_ref();
-        let rows = group.rows.iter().map(|at| &table.rows[*at]);
-        let is_exclusive = |row: &&crate::tensors::Row| {
-            let retainer = row.retainer.as_ref();
+        let retainer = table.rows().at(group.rows[0]).retainer();
+        let rows = group.rows.iter().map(|at| table.rows().at(*at));
+        let is_exclusive = |row: &crate::tensors::Row<'_>| {
+            let retainer = row.retainer();
             retainer.is_some_and(|retainer| retainer.exclusive)
         };
         let exclusive = rows.clone().filter(is_exclusive);

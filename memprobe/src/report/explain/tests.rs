@@ -91,7 +91,7 @@ fn leaking() -> Explanation {
     });
     let events = program.events;
     explain_process(ProcessEvidence {
-        table: &explain(&snapshot),
+        table: &explain(snapshot),
         source: ExplanationSource::Process {
             watched: Duration::from_secs(3),
             consistency: "paused for 12.3 ms".to_owned(),
@@ -172,7 +172,7 @@ fn the_page_of_a_process_that_leaks() {
 #[test]
 fn the_page_of_a_snapshot() {
     let explanation = explain_process(ProcessEvidence {
-        table: &explain(&training()),
+        table: &explain(training()),
         source: ExplanationSource::Snapshot {
             file: "a.json".to_owned(),
         },
@@ -187,7 +187,7 @@ fn the_page_of_a_snapshot() {
 #[test]
 fn the_page_of_a_server_divides_its_kv_cache() {
     let explanation = explain_process(ProcessEvidence {
-        table: &explain(&server()),
+        table: &explain(server()),
         source: ExplanationSource::Snapshot {
             file: "a.json".to_owned(),
         },

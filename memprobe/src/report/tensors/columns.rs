@@ -1,7 +1,7 @@
 //! Columns of the tables of tensors, and of their changes.
 
 use crate::event::{Bytes, Frame};
-use crate::tensors::{DeviceTable, Group, Row};
+use crate::tensors::{DeviceTable, Group, Row, Rows};
 use crate::view::cells::known_line;
 use crate::view::table::{Cell, Column, columns};
 use crate::view::{TensorCells, shape, tensor_columns, tensor_size_columns, tensors_label};
@@ -12,7 +12,7 @@ use crate::view::{TensorCells, shape, tensor_columns, tensor_size_columns, tenso
 pub(super) struct GroupRow<'a> {
     /// `+`, `-` or `~`; in differences only.
     pub(super) sign: &'static str,
-    pub(super) rows: &'a [Row],
+    pub(super) rows: Rows<'a>,
     /// Indices of the rows; empty for bytes without a tensor.
     pub(super) group: Vec<usize>,
     /// Bytes of the allocator, or their change.
@@ -36,7 +36,7 @@ pub(super) struct GroupText {
 }
 
 impl<'a> GroupRow<'a> {
-    pub(super) fn new(rows: &'a [Row], group: &Group) -> Self {
+    pub(super) fn new(rows: Rows<'a>, group: &Group) -> Self {
         Self {
             rows,
             group: group.rows.clone(),
@@ -58,24 +58,24 @@ impl<'a> GroupRow<'a> {
         })
     }
 
-    fn first(&self) -> Option<&'a Row> {
-        Some(&self.rows[*self.group.first()?])
+    fn first(&self) -> Option<Row<'a>> {
+        self.rows.get(*self.group.first()?)
     }
 
-    fn only(&self) -> Option<&'a Row> {
+    fn only(&self) -> Option<Row<'a>> {
         self.first().filter(|_| self.group.len() == 1)
     }
 
     /// Value that all rows of the group have.
-    fn common<T: PartialEq>(&self, value: impl Fn(&'a Row) -> Option<T>) -> Option<T> {
+    fn common<T: PartialEq>(&self, value: impl Fn(Row<'a>) -> Option<T>) -> Option<T> {
         let first = value(self.first()?)?;
-        let mut rows = self.group.iter().map(|&at| &self.rows[at]);
+        let mut rows = self.group.iter().map(|&at| self.rows.at(at));
         rows.all(|row| value(row).as_ref() == Some(&first))
             .then_some(first)
     }
 
     fn site(&self) -> Option<&'a Frame> {
-        self.common(|row| row.site.as_deref())
+        self.common(|row| row.site())
     }
 
     fn device(&self) -> Option<String> {
@@ -86,7 +86,7 @@ impl<'a> GroupRow<'a> {
     }
 
     fn names(&self) -> Option<String> {
-        let names = self.only()?.names.iter().map(|name| &*name.text);
+        let names = self.only()?.names().iter().map(|name| &*name.text);
         Some(names.collect::<Vec<_>>().join("; "))
     }
 }
@@ -160,17 +160,17 @@ fn with_common<'a>(
             None => tensors_label(row.rows, &row.group),
         },
         data("names") => row.names(),
-        data("shape") => row.common(|row| row.shape.as_deref().map(shape)),
-        data("dtype") => row.common(|row| row.dtype).map(|dtype| dtype.to_string()),
+        data("shape") => row.common(|row| row.shape().map(shape)),
+        data("dtype") => row.common(|row| row.dtype()).map(|dtype| dtype.to_string()),
         data("bytes") => row.size,
         data("allocated") => Cell::Signed(row.allocated),
         data("outside") => Some(row.outside).filter(|bytes| bytes.0 > 0),
         data("storage") => row.only().and_then(|row| row.storage).map(|storage| storage.to_string()),
         data("storage_bytes") => row.only().and_then(|row| row.storage_bytes),
-        data("requires_grad") => row.first().filter(|row| row.shape.is_some()).map(|row| row.requires_grad),
-        data("grad_fn") => row.common(|row| row.grad_fn.as_deref()),
-        data("saved_by") => row.common(|row| row.saved_by.as_deref()),
-        data("module") => row.common(|row| row.module.as_deref()),
+        data("requires_grad") => row.first().filter(|row| row.shape().is_some()).map(|row| row.requires_grad()),
+        data("grad_fn") => row.common(|row| row.grad_fn().map(|name| &**name)),
+        data("saved_by") => row.common(|row| row.saved_by().map(|name| &**name)),
+        data("module") => row.common(|row| row.module().map(|path| &**path)),
         data("file") => row.site().map(|site| &*site.file),
         data("line") => row.site().and_then(known_line),
         data("function") => row.site().map(|site| &*site.function),

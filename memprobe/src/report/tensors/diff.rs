@@ -8,7 +8,7 @@ use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
 use crate::report::RowLimit;
 use crate::report::preamble::target_lines;
-use crate::tensors::{Account, DeviceDiff, DeviceTable, Row, TensorDiff, groups_of};
+use crate::tensors::{Account, DeviceDiff, DeviceTable, Rows, TensorDiff, groups_of};
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{
     FileNames, TensorGroup, counted, duration, tensor_kind, tensor_label, tensor_name,
@@ -34,8 +34,9 @@ pub(super) fn table<'a>(diff: &'a TensorDiff, options: &TensorOptions) -> Table<
             sign: SAME,
             rows: both.after,
             group: vec![is],
-            size: both.after[is].size,
-            allocated: signed_bytes(both.after[is].holds) - signed_bytes(both.before[was].holds),
+            size: both.after.at(is).size,
+            allocated: signed_bytes(both.after.at(is).holds)
+                - signed_bytes(both.before.at(was).holds),
             ..GroupRow::default()
         });
         table.extend(Output::Data, resized);
@@ -166,13 +167,14 @@ fn remainder(
 }
 
 struct Both<'a> {
-    before: &'a [Row],
-    after: &'a [Row],
+    before: Rows<'a>,
+    after: Rows<'a>,
 }
 
 impl<'a> Both<'a> {
     fn new(diff: &'a TensorDiff, change: &DeviceDiff) -> Self {
-        let rows = |table: Option<&'a DeviceTable>| table.map_or(&[][..], |table| &table.rows);
+        let rows =
+            |table: Option<&'a DeviceTable>| table.map(DeviceTable::rows).unwrap_or_default();
         Self {
             before: rows(diff.before_on(change.device)),
             after: rows(diff.after_on(change.device)),
@@ -180,7 +182,7 @@ impl<'a> Both<'a> {
     }
 
     /// Rows that came, and rows that went.
-    fn parts<'c>(&self, change: &'c DeviceDiff) -> [(&'static str, &'a [Row], &'c [usize]); 2] {
+    fn parts<'c>(&self, change: &'c DeviceDiff) -> [(&'static str, Rows<'a>, &'c [usize]); 2] {
         [
             (CAME, self.after, &change.came),
             (WENT, self.before, &change.went),
@@ -206,7 +208,7 @@ impl<'a> Both<'a> {
                 if group.rows.len() == 1 {
                     text.what[1] = format!("1 * {}", text.what[1]);
                 }
-                if rows[group.rows[0]].site.is_none() {
+                if rows.at(group.rows[0]).site().is_none() {
                     text.site = None;
                 }
                 cells.push(GroupRow {
@@ -216,7 +218,7 @@ impl<'a> Both<'a> {
             }
         }
         for &(was, is) in &change.resized {
-            let (old, new) = (&self.before[was], &self.after[is]);
+            let (old, new) = (self.before.at(was), self.after.at(is));
             let words = match (old.holds.0, new.holds.0) {
                 (0, _) => "now has the bytes of its storage",
                 (_, 0) if new.owner.is_some() => "another row now has the bytes of its storage",
@@ -228,7 +230,7 @@ impl<'a> Both<'a> {
             cells.push(row(SAME, change, self.what(is), name));
         }
         for &(was, is) in &change.renamed {
-            let (old, new) = (&self.before[was], &self.after[is]);
+            let (old, new) = (self.before.at(was), self.after.at(is));
             let mut before = tensor_name(old);
             if old.kind != new.kind {
                 before = format!("{} {before}", tensor_kind(old.kind));

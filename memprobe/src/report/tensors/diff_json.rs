@@ -2,7 +2,7 @@
 
 use super::TensorOptions;
 use crate::report::cells::frame;
-use crate::tensors::{DeviceDiff, DeviceTable, Group, Row, TensorDiff, TensorTable, groups_of};
+use crate::tensors::{DeviceDiff, DeviceTable, Group, Rows, TensorDiff, TensorTable, groups_of};
 use crate::view::table::Cell;
 
 pub(super) fn document<'a>(diff: &'a TensorDiff, options: &TensorOptions) -> Cell<'a> {
@@ -34,7 +34,7 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
     };
     let remainder = |table: Option<&DeviceTable>| table.and_then(|it| it.account.remainder).into();
     let (old, new) = (rows(before), rows(after));
-    let groups = |rows: &'a [Row], which: &[usize]| {
+    let groups = |rows: Rows<'a>, which: &[usize]| {
         let groups = groups_of(rows, which.iter().copied(), options.by, options.order);
         Cell::list(groups.iter().map(|group| item(rows, group)))
     };
@@ -64,36 +64,36 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
     ])
 }
 
-fn rows(table: Option<&DeviceTable>) -> &[Row] {
-    table.map_or(&[], |table| &table.rows)
+fn rows(table: Option<&DeviceTable>) -> Rows<'_> {
+    table.map(DeviceTable::rows).unwrap_or_default()
 }
 
 /// A group of rows; its properties are those of the first.
-fn item<'a>(rows: &'a [Row], group: &Group) -> Cell<'a> {
-    let row = &rows[group.rows[0]];
-    let shape = row.shape.as_deref().map(|sizes| Cell::Shape(sizes.into()));
+fn item<'a>(rows: Rows<'a>, group: &Group) -> Cell<'a> {
+    let row = rows.at(group.rows[0]);
+    let shape = row.shape().map(|sizes| Cell::Shape(sizes.into()));
     let storage = row.storage.map(|address| address.to_string());
     Cell::Object(vec![
         ("count", Cell::Count(group.rows.len() as u64)),
         ("name", row.name().map(|name| &*name.text).into()),
         ("kind", row.kind.as_str().into()),
         ("shape", shape.into()),
-        ("dtype", row.dtype.map(|dtype| dtype.to_string()).into()),
+        ("dtype", row.dtype().map(|dtype| dtype.to_string()).into()),
         ("bytes", group.size.into()),
         ("allocated", group.holds.into()),
         // Bytes outside the allocator.
         ("outside", group.outside.into()),
         ("storage", storage.into()),
-        ("requires_grad", row.requires_grad.into()),
-        ("grad_fn", row.grad_fn.as_deref().into()),
-        ("saved_by", row.saved_by.as_deref().into()),
-        ("module", row.module.as_deref().into()),
-        ("site", row.site.as_deref().map_or(Cell::Unknown, frame)),
+        ("requires_grad", row.requires_grad().into()),
+        ("grad_fn", row.grad_fn().map(|name| &**name).into()),
+        ("saved_by", row.saved_by().map(|name| &**name).into()),
+        ("module", row.module().map(|path| &**path).into()),
+        ("site", row.site().map_or(Cell::Unknown, frame)),
     ])
 }
 
-fn single(rows: &[Row], at: usize) -> Cell<'_> {
-    let row = &rows[at];
+fn single(rows: Rows<'_>, at: usize) -> Cell<'_> {
+    let row = rows.at(at);
     let group = Group {
         rows: vec![at],
         holds: row.holds,

@@ -12,6 +12,7 @@ mod text;
 mod tests;
 
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use super::{Colour, ReportError, RowLimit, unless_closed};
 use crate::event::tensors::TensorSnapshot;
@@ -62,13 +63,13 @@ pub enum TensorNames {
 ///
 /// `out` should be buffered. Returns `None` if the reader closes the output early.
 pub fn write_tensors(
-    snapshot: &TensorSnapshot,
+    snapshot: &Arc<TensorSnapshot>,
     options: &TensorOptions,
     out: &mut impl Write,
 ) -> Result<Option<()>, ReportError> {
     let written = match options.format {
         TensorFormat::Text => page(options, out, |page| {
-            let table = explain(snapshot);
+            let table = explain(Arc::clone(snapshot));
             match options.by {
                 GroupBy::Request => requests::push(page, &table, options),
                 _ => text::push(page, &table, options),
@@ -81,21 +82,21 @@ pub fn write_tensors(
         )
         .and_then(|()| out.flush()),
         TensorFormat::Csv if options.by == GroupBy::Request => {
-            requests::write_csv(&explain(snapshot), out)
+            requests::write_csv(&explain(Arc::clone(snapshot)), out)
         }
-        TensorFormat::Csv => csv(&text::table(&explain(snapshot), options), out),
+        TensorFormat::Csv => csv(&text::table(&explain(Arc::clone(snapshot)), options), out),
     };
     unless_closed(written.map_err(ReportError::Output))
 }
 
 /// Writes the difference of two snapshots. Returns `None` if the reader closes the output early.
 pub fn write_tensor_diff(
-    before: &TensorSnapshot,
-    after: &TensorSnapshot,
+    before: &Arc<TensorSnapshot>,
+    after: &Arc<TensorSnapshot>,
     options: &TensorOptions,
     out: &mut impl Write,
 ) -> Result<Option<()>, ReportError> {
-    let diff: TensorDiff = compare(explain(before), explain(after));
+    let diff: TensorDiff = compare(explain(Arc::clone(before)), explain(Arc::clone(after)));
     let written = match options.format {
         TensorFormat::Text => page(options, out, |page| diff::push(page, &diff, options)),
         TensorFormat::Json => {

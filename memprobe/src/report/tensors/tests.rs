@@ -8,13 +8,17 @@ use crate::tensors::without;
 
 fn table(snapshot: &TensorSnapshot, options: &TensorOptions) -> String {
     let mut out = Vec::new();
-    write_tensors(snapshot, options, &mut out).unwrap();
+    write_tensors(&Arc::new(snapshot.clone()), options, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
 fn difference(options: &TensorOptions) -> String {
+    difference_of(training(), later(), options)
+}
+
+fn difference_of(before: TensorSnapshot, after: TensorSnapshot, options: &TensorOptions) -> String {
     let mut out = Vec::new();
-    write_tensor_diff(&training(), &later(), options, &mut out).unwrap();
+    write_tensor_diff(&before.into(), &after.into(), options, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -172,21 +176,17 @@ fn what_came_and_went() {
 fn what_came_and_went_by_shape_of_two_processes() {
     let mut other = later();
     other.target.tgid = None;
-    let mut out = Vec::new();
     let options = TensorOptions {
         by: GroupBy::Shape,
         ..wide()
     };
-    write_tensor_diff(&training(), &other, &options, &mut out).unwrap();
-    insta::assert_snapshot!(String::from_utf8(out).unwrap());
+    insta::assert_snapshot!(difference_of(training(), other, &options));
 }
 
 #[test]
 fn nothing_came_and_nothing_went() {
-    let mut out = Vec::new();
     let same = without(training(), TensorDevice::Cpu);
-    write_tensor_diff(&same, &same, &wide(), &mut out).unwrap();
-    insta::assert_snapshot!(String::from_utf8(out).unwrap());
+    insta::assert_snapshot!(difference_of(same.clone(), same, &wide()));
 }
 
 #[test]

@@ -6,7 +6,9 @@ use super::columns::{GroupRow, GroupText, columns};
 use super::{TensorNames, TensorOptions, account, heading};
 use crate::event::bytes::human;
 use crate::event::tensors::TensorDevice;
-use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups, groups_of};
+use crate::tensors::{
+    DeviceTable, Group, GroupBy, Row, RowKind, Rows, TensorTable, groups, groups_of,
+};
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
 
@@ -17,10 +19,10 @@ const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for
 pub(super) fn table<'a>(table: &'a TensorTable, options: &TensorOptions) -> Table<GroupRow<'a>> {
     let mut all = Table::new(columns("NAME"));
     for device in &table.devices {
-        let groups = groups(&device.rows, options.by, options.order).into_iter();
+        let groups = groups(device.rows(), options.by, options.order).into_iter();
         all.extend(
             Output::Data,
-            groups.map(|group| GroupRow::new(&device.rows, &group)),
+            groups.map(|group| GroupRow::new(device.rows(), &group)),
         );
         all.extend(Output::Data, GroupRow::remainder(device));
     }
@@ -53,9 +55,9 @@ pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions
 fn push_device(page: &mut Page, table: &DeviceTable, limit: Option<u64>, options: &TensorOptions) {
     page.blank();
     page.fitted_strong(&account::title(table));
-    let names = file_names(&table.rows);
-    let is_outside = |at: &usize| table.rows[*at].outside.is_some();
-    let (outside, ours): (Vec<usize>, Vec<usize>) = (0..table.rows.len()).partition(is_outside);
+    let names = file_names(table.rows());
+    let is_outside = |at: &usize| table.rows().at(*at).outside.is_some();
+    let (outside, ours): (Vec<usize>, Vec<usize>) = (0..table.rows().len()).partition(is_outside);
     let first = page.table(&group_table(table, ours, &names, options)).first;
     for (bytes, words) in account::sum(&table.account, limit) {
         let mut bytes = &*bytes;
@@ -65,8 +67,8 @@ fn push_device(page: &mut Page, table: &DeviceTable, limit: Option<u64>, options
         }
     }
     let is_unknown =
-        |row: &Row| row.kind == RowKind::Block && row.purpose.is_none() && row.site.is_none();
-    if table.rows.iter().any(is_unknown) {
+        |row: Row<'_>| row.kind == RowKind::Block && row.purpose.is_none() && row.site().is_none();
+    if table.rows().iter().any(is_unknown) {
         page.note(FOR_WHAT);
     }
     if !outside.is_empty() {
@@ -86,7 +88,7 @@ fn group_table<'a>(
     names: &FileNames,
     options: &TensorOptions,
 ) -> Table<GroupRow<'a>> {
-    let mut groups = groups_of(&device.rows, rows, options.by, options.order);
+    let mut groups = groups_of(device.rows(), rows, options.by, options.order);
     let hidden = groups.split_off(options.top.of(groups.len()));
     let mut table = Table::new(columns(match options.by {
         GroupBy::Module => "MODULE",
@@ -95,15 +97,15 @@ fn group_table<'a>(
         _ => "NAME",
     }));
     for group in &groups {
-        let mut text = group_text(&device.rows, &group.rows, options.by, names);
+        let mut text = group_text(device.rows(), &group.rows, options.by, names);
         text.bytes = Cell::Bytes(group.holds.0.saturating_add(group.outside.0));
         text.size = group.size.into();
         table.push(Output::Text, text.into());
         if options.names == TensorNames::All && group.rows.len() == 1 {
-            let row = &device.rows[group.rows[0]];
-            let others = row.names.iter().skip(1);
+            let row = device.rows().at(group.rows[0]);
+            let others = row.names().iter().skip(1);
             let others = others.map(|name| format!("also {}", whole_tensor_name(name)));
-            let retainer = row.retainer.iter();
+            let retainer = row.retainer().into_iter();
             let retainer =
                 retainer.map(|retainer| format!("retained by {}", full_retainer(retainer)));
             let remarks = others.chain(retainer);
@@ -111,7 +113,7 @@ fn group_table<'a>(
             table.extend(Output::Remark, remarks);
         }
     }
-    let is_minor = |group: &Group| group.is_minor(&device.rows, options.by);
+    let is_minor = |group: &Group| group.is_minor(device.rows(), options.by);
     let (minor, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_minor);
     let minor = hidden_row(&minor, "other tensor", ", whose bytes other rows have");
     table.extend(
@@ -155,8 +157,8 @@ impl GroupRow<'_> {
     }
 }
 
-pub(super) fn file_names(rows: &[Row]) -> FileNames {
-    let sites = rows.iter().filter_map(|row| row.site.as_deref());
+pub(super) fn file_names(rows: Rows<'_>) -> FileNames {
+    let sites = rows.iter().filter_map(|row| row.site());
     FileNames::of(
         sites
             .map(|site| &site.file)
@@ -167,7 +169,7 @@ pub(super) fn file_names(rows: &[Row]) -> FileNames {
 
 /// Cells of a group, without its bytes.
 pub(super) fn group_text(
-    rows: &[Row],
+    rows: Rows<'_>,
     group: &[usize],
     by: GroupBy,
     names: &FileNames,

@@ -22,7 +22,9 @@ use super::theme::Theme;
 use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
 use crate::event::{Address, Bytes};
-use crate::tensors::{DeviceTable, Group, GroupBy, Order, Row as TensorRow, RowKind, TensorTable};
+use crate::tensors::{
+    DeviceTable, Group, GroupBy, Order, RowKind, Rows as TensorRows, TensorTable,
+};
 use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{
     FileNames, TensorCells, TensorGroup, clean, consistency, counted, tensor_columns,
@@ -96,8 +98,8 @@ impl ShownDevice {
         &self.table.devices[self.at]
     }
 
-    fn rows(&self) -> &[TensorRow] {
-        &self.device().rows
+    fn rows(&self) -> TensorRows<'_> {
+        self.device().rows()
     }
 }
 
@@ -174,8 +176,8 @@ impl TensorList {
         let at = at.unwrap_or(0);
         let table = self.table.as_ref().filter(|table| at < table.devices.len());
         self.shown = table.map(|table| {
-            let sites = table.devices[at].rows.iter();
-            let sites = sites.filter_map(|row| row.site.as_deref());
+            let sites = table.devices[at].rows().iter();
+            let sites = sites.filter_map(|row| row.site());
             Rc::new(ShownDevice {
                 names: FileNames::of(sites.map(|site| &site.file)),
                 table: Arc::clone(table),
@@ -264,7 +266,7 @@ impl Content for TensorList {
     }
 
     fn place(&self, row: &RowOf<Self>) -> Option<SourcePlace> {
-        SourcePlace::of(row.data.texts().first().site.as_deref()?)
+        SourcePlace::of(row.data.texts().first().site()?)
     }
 
     fn handle(

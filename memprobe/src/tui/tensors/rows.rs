@@ -9,7 +9,7 @@ use super::super::table_screen::{Query, TableOf, TableRow};
 use super::super::theme::Theme;
 use super::{TensorData, TensorKey, TensorList};
 use crate::event::bytes::human;
-use crate::tensors::{Group, Order, Row, RowKind, groups_of};
+use crate::tensors::{Group, Order, Row, RowKind, Rows, groups_of};
 use crate::view::{
     clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
     whole_tensor_name,
@@ -26,7 +26,7 @@ pub fn table(
     };
     let rows = device.rows();
     let bytes = |places: &[usize]| {
-        let bytes = places.iter().map(|at| i128::from(rows[*at].holds.0));
+        let bytes = places.iter().map(|at| i128::from(rows.at(*at).holds.0));
         bytes.sum()
     };
     let mut places: Vec<usize> = (0..rows.len()).collect();
@@ -39,7 +39,7 @@ pub fn table(
     let grouped = |places: Vec<usize>| {
         let (theirs, ours): (Vec<usize>, Vec<usize>) = places
             .into_iter()
-            .partition(|at| rows[*at].outside.is_some());
+            .partition(|at| rows.at(*at).outside.is_some());
         let mut groups = Vec::new();
         for places in [ours, theirs] {
             let mut part = groups_of(rows, places, list.by, order);
@@ -59,7 +59,7 @@ pub fn table(
         shown
     };
     let row = |group: Group| {
-        let key = key(&rows[group.rows[0]]);
+        let key = key(rows.at(group.rows[0]));
         let data = TensorData {
             device: Rc::clone(device),
             by: list.by,
@@ -76,23 +76,23 @@ pub fn table(
     }
 }
 
-fn key(row: &Row) -> TensorKey {
+fn key(row: Row<'_>) -> TensorKey {
     let name = row.name().map(|name| name.text.clone());
-    let object = if name.is_some() { 0 } else { row.object };
+    let object = if name.is_some() { 0 } else { row.object() };
     (row.kind, name, row.storage, object)
 }
 
-fn searched(rows: &[Row], at: usize) -> String {
+fn searched(rows: Rows<'_>, at: usize) -> String {
     let Some(row) = rows.get(at) else {
         return String::new();
     };
     let mut parts = vec![tensor_label(rows, at), tensor_kind(row.kind).to_owned()];
-    parts.extend(row.names.iter().skip(1).map(|name| clean(&name.text)));
-    parts.extend(row.shape.as_deref().map(shape));
-    parts.extend(row.dtype.map(|dtype| dtype.to_string()));
-    parts.extend(row.module.as_deref().map(clean));
-    parts.extend(row.grad_fn.as_deref().map(clean));
-    parts.extend(row.site.as_deref().map(whole_frame));
+    parts.extend(row.names().iter().skip(1).map(|name| clean(&name.text)));
+    parts.extend(row.shape().map(shape));
+    parts.extend(row.dtype().map(|dtype| dtype.to_string()));
+    parts.extend(row.module().map(|path| clean(path)));
+    parts.extend(row.grad_fn().map(|name| clean(name)));
+    parts.extend(row.site().map(whole_frame));
     parts.join(" ")
 }
 
@@ -101,16 +101,16 @@ const MOST: usize = 200;
 
 pub fn summary(data: &TensorData) -> String {
     let (rows, group) = (data.device.rows(), &data.group);
-    let row = &rows[group.rows[0]];
+    let row = rows.at(group.rows[0]);
     let mut facts = vec![tensors_label(rows, &group.rows)];
     if group.rows.len() > 1 {
         facts.push(counted(group.rows.len() as u64, "row"));
     }
-    let others = row.names.len().saturating_sub(1);
+    let others = row.names().len().saturating_sub(1);
     if others > 0 {
         facts.push(counted(others as u64, "other name"));
     }
-    facts.extend(row.grad_fn.as_deref().map(clean));
+    facts.extend(row.grad_fn().map(|name| clean(name)));
     let site = data.texts().site().filter(|site| !site.is_empty());
     facts.extend(site.map(|site| format!("at {site}")));
     facts.join("   ")
@@ -128,15 +128,15 @@ pub fn detail(data: &TensorData, theme: &Theme) -> Vec<Line<'static>> {
         );
         lines.push(entry("group", &together, theme));
     }
-    facts(&rows[first], &mut |key, text| {
+    facts(rows.at(first), &mut |key, text| {
         lines.push(entry(key, &text, theme))
     });
     lines.extend(sharing(rows, first, theme));
     if group.rows.len() > 1 {
         lines.push(Line::default());
         for &at in group.rows.iter().take(MOST) {
-            let row = &rows[at];
-            let what = row.shape.as_deref().map(shape).unwrap_or_default();
+            let row = rows.at(at);
+            let what = row.shape().map(shape).unwrap_or_default();
             let text = format!("{what} {}", tensor_label(rows, at));
             lines.push(entry(&human(row.holds), &text, theme));
         }
@@ -145,40 +145,37 @@ pub fn detail(data: &TensorData, theme: &Theme) -> Vec<Line<'static>> {
     lines
 }
 
-fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
-    for (at, name) in row.names.iter().take(MOST).enumerate() {
+fn facts(row: Row<'_>, tell: &mut impl FnMut(&str, String)) {
+    for (at, name) in row.names().iter().take(MOST).enumerate() {
         tell(
             if at == 0 { "name" } else { "also" },
             whole_tensor_name(name),
         );
     }
-    let class = row
-        .class
-        .as_deref()
-        .map(|class| format!(", a {}", clean(class)));
+    let class = row.class().map(|class| format!(", a {}", clean(class)));
     tell(
         "kind",
         format!("{}{}", tensor_kind(row.kind), class.unwrap_or_default()),
     );
-    if let (Some(sizes), Some(dtype)) = (&row.shape, row.dtype) {
+    if let (Some(sizes), Some(dtype)) = (row.shape(), row.dtype()) {
         tell(
             "shape",
             format!("{} of {dtype} on {}", shape(sizes), row.device),
         );
-        let grad = if row.requires_grad { "yes" } else { "no" };
+        let grad = if row.requires_grad() { "yes" } else { "no" };
         tell("needs grad", grad.to_owned());
     }
     let optional = [
-        ("grad_fn", &row.grad_fn),
-        ("saved by", &row.saved_by),
-        ("module", &row.module),
+        ("grad_fn", row.grad_fn()),
+        ("saved by", row.saved_by()),
+        ("module", row.module()),
     ];
     for (key, text) in optional {
         if let Some(text) = text {
             tell(key, clean(text));
         }
     }
-    if let Some(retainer) = &row.retainer {
+    if let Some(retainer) = row.retainer() {
         tell("retained by", full_retainer(retainer));
     }
     if let Some(size) = row.size {
@@ -197,29 +194,29 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
     if !matches!(row.kind, RowKind::Block | RowKind::BlockUnread)
         && let (Some(data), Some(bytes)) = (row.storage, row.storage_bytes)
     {
-        let offset = match row.offset {
+        let offset = match row.offset() {
             0 => String::new(),
             offset => format!(", from element {offset} on"),
         };
         tell("storage", format!("{data}, {} bytes{offset}", bytes.0));
     }
-    if let Some((addr, size)) = row.block {
+    if let Some((addr, size)) = row.block() {
         tell("block", format!("{addr}, {} bytes", size.0));
     }
-    let site = row.site.as_deref();
+    let site = row.site();
     let site = site.map_or_else(|| "unknown, before attach".to_owned(), whole_frame);
     tell("line", site);
 }
 
-fn sharing(rows: &[Row], first: usize, theme: &Theme) -> Vec<Line<'static>> {
-    let owner = rows[first].owner.unwrap_or(first);
-    let shares = |at: &usize| *at != first && (*at == owner || rows[*at].owner == Some(owner));
+fn sharing(rows: Rows<'_>, first: usize, theme: &Theme) -> Vec<Line<'static>> {
+    let owner = rows.at(first).owner.unwrap_or(first);
+    let shares = |at: &usize| *at != first && (*at == owner || rows.at(*at).owner == Some(owner));
     let others: Vec<usize> = (0..rows.len()).filter(shares).collect();
     let mut lines: Vec<Line> = others
         .iter()
         .take(MOST)
         .map(|&at| {
-            let what = rows[at].shape.as_deref().map(shape).unwrap_or_default();
+            let what = rows.at(at).shape().map(shape).unwrap_or_default();
             let text = format!("{what} {}", tensor_label(rows, at));
             entry("shared with", &text, theme)
         })

@@ -18,7 +18,7 @@ use crate::tensors::{TensorTable, explain};
 const LARGE: ScreenSize = (160, 40);
 
 fn table() -> Arc<TensorTable> {
-    Arc::new(explain(&training()))
+    Arc::new(explain(training()))
 }
 
 fn drawn(state: &Shown<TensorList>, size: ScreenSize, theme: &Theme) -> TestBackend {
@@ -68,7 +68,7 @@ fn all_that_is_known_of_a_tensor() {
 
 #[test]
 fn what_other_rows_answer_for_comes_last() {
-    let news = Tensors::Taken(Arc::new(explain(&graph())));
+    let news = Tensors::Taken(Arc::new(explain(graph())));
     let state = state(news, SMALL, &[InputEvent::Last]);
     let screen = drawn(&state, SMALL, &COLOUR).to_string();
     let end: Vec<&str> = screen.lines().filter(|line| line.contains("0 B")).collect();
@@ -135,7 +135,7 @@ fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
         row.name().unwrap().text.clone()
     };
     let before = name(&state);
-    take(&mut state, Tensors::Taken(Arc::new(explain(&later()))));
+    take(&mut state, Tensors::Taken(Arc::new(explain(later()))));
     assert_eq!(name(&state), before);
 }
 

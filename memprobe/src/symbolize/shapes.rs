@@ -84,18 +84,33 @@ enum WatchedTensors {
     Since(TimeNs, HashSet<u32>),
 }
 
+/// Knowledge of the tensor of a new block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coverage {
+    /// Not every tensor is reported.
+    Partial,
+    /// The tensor may have been begun before the probes were in place. One that was reported may be another, whose block
+    /// came before the allocator's probe was in place.
+    InDoubt,
+    /// Probes would have reported it.
+    Full,
+}
+
 impl WatchedTensors {
-    /// True if probes would have reported the tensor of a thread's new block.
-    fn covers(&mut self, tid: u32, time: TimeNs) -> bool {
+    /// Coverage of the tensor of a thread's new block.
+    fn coverage(&mut self, tid: u32, time: TimeNs) -> Coverage {
         match self {
-            Self::Never => false,
-            Self::Always => true,
-            Self::Since(since, _) if time < *since => false,
+            Self::Never => Coverage::Partial,
+            Self::Always => Coverage::Full,
+            Self::Since(since, _) if time < *since => Coverage::InDoubt,
             Self::Since(since, _) if time.0 - since.0 >= MAX_MAKING => {
                 *self = Self::Always;
-                true
+                Coverage::Full
             }
-            Self::Since(_, threads) => !threads.insert(tid),
+            Self::Since(_, threads) => match threads.insert(tid) {
+                true => Coverage::InDoubt,
+                false => Coverage::Full,
+            },
         }
     }
 }
@@ -133,9 +148,13 @@ impl PurposeInterner {
         purpose: Option<Purpose>,
     ) -> (PurposeId, Option<Arc<BlockPurpose>>) {
         // Also counts the blocks that have a tensor.
-        let is_covered = self.tensors.covers(memory.tid, TimeNs(memory.time_ns));
+        let coverage = self.tensors.coverage(memory.tid, TimeNs(memory.time_ns));
+        if coverage == Coverage::InDoubt {
+            return (PurposeId::NONE, None);
+        }
         // Without scratch memory for the thread the kernel's programs recorded no tensor.
-        let is_watched = is_covered && memory.stack_state != stack_state::UNREADABLE;
+        let is_watched =
+            coverage == Coverage::Full && memory.stack_state != stack_state::UNREADABLE;
         let size = memory.size.unsigned_abs();
         if let Some(id) = shape.and_then(|shape| self.recent.get(shape, size, &self.ids)) {
             return (id, None);
@@ -355,7 +374,16 @@ mod tests {
         assert_eq!(of(&mut shapes, 1, 9, None), PurposeId::NONE);
         assert_eq!(of(&mut shapes, 1, 10, None), PurposeId::NONE);
         assert_eq!(of(&mut shapes, 1, 11, None), PurposeId::NO_TENSOR);
-        of(&mut shapes, 2, 12, Some(&dense(&[3])));
+        let tensor = dense(&[3]);
+        let before = of(&mut shapes, 5, 9, Some(&tensor));
+        assert_eq!(
+            before,
+            PurposeId::NONE,
+            "it may be that of an earlier block"
+        );
+        assert_eq!(of(&mut shapes, 2, 12, Some(&tensor)), PurposeId::NONE);
+        let known = of(&mut shapes, 2, 13, Some(&tensor));
+        assert!(known != PurposeId::NONE && known != PurposeId::NO_TENSOR);
         assert_eq!(of(&mut shapes, 2, 13, None), PurposeId::NO_TENSOR);
         assert_eq!(of(&mut shapes, 3, 14, None), PurposeId::NONE);
         let late = 10 + MAX_MAKING;

@@ -62,7 +62,6 @@ pub struct Group {
 
 #[derive(PartialEq, Eq, Hash)]
 enum Key<'a> {
-    Alone(usize),
     Equal(Alike<'a>),
     Kind(RowKind),
     Module(Option<&'a Arc<str>>),
@@ -100,10 +99,11 @@ enum Shares {
 }
 
 impl<'a> Key<'a> {
-    fn of(at: usize, row: Row<'a>, by: GroupBy) -> Self {
-        match by {
-            GroupBy::Nothing | GroupBy::Request => Self::Alone(at),
-            GroupBy::Unnamed if row.name().is_some() => Self::Alone(at),
+    /// `None` for a row that is in a group of its own.
+    fn of(row: Row<'a>, by: GroupBy) -> Option<Self> {
+        Some(match by {
+            GroupBy::Nothing | GroupBy::Request => return None,
+            GroupBy::Unnamed if row.name().is_some() => return None,
             GroupBy::Unnamed => Self::Equal(Alike::of(row, Likeness::Source)),
             GroupBy::Shape => Self::Equal(Alike::of(row, Likeness::Shape)),
             GroupBy::Kind => Self::Kind(row.kind),
@@ -113,7 +113,7 @@ impl<'a> Key<'a> {
                 let retainer = row.retainer();
                 Self::Keeper(retainer.map(|retainer| (&*retainer.by, retainer.class.as_deref())))
             }
-        }
+        })
     }
 }
 
@@ -171,7 +171,7 @@ pub fn groups_of(
     let mut groups: Vec<Group> = Vec::new();
     for at in of {
         let row = rows.at(at);
-        let place = *places.entry(Key::of(at, row, by)).or_insert_with(|| {
+        let mut add_group = || {
             groups.push(Group {
                 rows: Vec::new(),
                 holds: Bytes(0),
@@ -179,7 +179,11 @@ pub fn groups_of(
                 size: Some(Bytes(0)),
             });
             groups.len() - 1
-        });
+        };
+        let place = match Key::of(row, by) {
+            Some(key) => *places.entry(key).or_insert_with(add_group),
+            None => add_group(),
+        };
         let group = &mut groups[place];
         group.rows.push(at);
         group.holds = sum(group.holds, row.holds);

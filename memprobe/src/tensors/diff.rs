@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use super::{DeviceTable, Row, RowKind, Rows, TensorTable};
+use super::{DeviceTable, Row, RowKind, SnapshotRows, TensorTable};
 use crate::event::Bytes;
 use crate::event::tensors::TensorDevice;
 
@@ -90,7 +90,7 @@ pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
     }
 }
 
-fn rows_of(table: &TensorTable, device: TensorDevice) -> Rows<'_> {
+fn rows_of(table: &TensorTable, device: TensorDevice) -> SnapshotRows<'_> {
     table
         .device(device)
         .map(DeviceTable::rows)
@@ -99,8 +99,8 @@ fn rows_of(table: &TensorTable, device: TensorDevice) -> Rows<'_> {
 
 fn compare(
     device: TensorDevice,
-    before: Rows<'_>,
-    after: Rows<'_>,
+    before: SnapshotRows<'_>,
+    after: SnapshotRows<'_>,
     same_process: bool,
 ) -> DeviceDiff {
     let mut pairing = Pairing {
@@ -141,8 +141,8 @@ fn compare(
 }
 
 struct Pairing<'a> {
-    before: Rows<'a>,
-    after: Rows<'a>,
+    before: SnapshotRows<'a>,
+    after: SnapshotRows<'a>,
     /// Rows without a partner so far, by index, ascending.
     left: Vec<usize>,
     new: Vec<usize>,

@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Row, RowKind, Rows};
+use super::{Row, RowKind, SnapshotRows};
 use crate::event::tensors::DType;
 use crate::event::{Bytes, Frame};
 
@@ -153,7 +153,7 @@ impl<'a> Alike<'a> {
     }
 }
 
-pub fn groups(rows: Rows<'_>, by: GroupBy, order: Order) -> Vec<Group> {
+pub fn groups(rows: SnapshotRows<'_>, by: GroupBy, order: Order) -> Vec<Group> {
     groups_of(rows, 0..rows.len(), by, order)
 }
 
@@ -162,7 +162,7 @@ pub fn groups(rows: Rows<'_>, by: GroupBy, order: Order) -> Vec<Group> {
 /// # Panics
 /// If an index is out of range.
 pub fn groups_of(
-    rows: Rows<'_>,
+    rows: SnapshotRows<'_>,
     of: impl IntoIterator<Item = usize>,
     by: GroupBy,
     order: Order,
@@ -200,7 +200,7 @@ pub fn groups_of(
 impl Group {
     /// Returns true if the group is minor: it shares storages of others and has no bytes. It is
     /// also unnamed, or several tensors in one.
-    pub fn is_minor(&self, rows: Rows<'_>, by: GroupBy) -> bool {
+    pub fn is_minor(&self, rows: SnapshotRows<'_>, by: GroupBy) -> bool {
         let of_tensors = matches!(by, GroupBy::Unnamed | GroupBy::Shape);
         let shares = |at: &usize| rows.owner(*at).is_some();
         let is_named = self.rows.len() == 1 && rows.at(self.rows[0]).name().is_some();
@@ -214,7 +214,7 @@ fn sum(one: Bytes, other: Bytes) -> Bytes {
 }
 
 /// Row that gets the bytes of a row's storage. A storage within another leads on to that one.
-fn answering(rows: Rows<'_>, at: usize) -> usize {
+fn answering(rows: SnapshotRows<'_>, at: usize) -> usize {
     let owner = |at: usize| rows.owner(at);
     let first = owner(at).unwrap_or(at);
     owner(first).unwrap_or(first)
@@ -266,7 +266,7 @@ fn take_number<'a>(text: &mut &'a [u8]) -> (usize, &'a [u8], usize) {
 }
 
 /// Sort key: largest first, and each row after the one that has its storage's bytes.
-fn key(rows: Rows<'_>, at: usize) -> impl Ord + use<'_> {
+fn key(rows: SnapshotRows<'_>, at: usize) -> impl Ord + use<'_> {
     let answering = answering(rows, at);
     let holder = rows.at(answering);
     let row = rows.at(at);
@@ -282,7 +282,7 @@ fn key(rows: Rows<'_>, at: usize) -> impl Ord + use<'_> {
     )
 }
 
-fn sort(groups: &mut [Group], rows: Rows<'_>, by: GroupBy, order: Order) {
+fn sort(groups: &mut [Group], rows: SnapshotRows<'_>, by: GroupBy, order: Order) {
     let first = |group: &Group| rows.at(group.rows[0]);
     groups.sort_by(|one, other| {
         // A group without bytes stays next to the row that has its storage's bytes.

@@ -34,7 +34,7 @@ pub use kv_cache::{
     KvBytesSource, KvRow, KvTable, KvUsage, ServerMemory, kv_tables, server_memory,
 };
 pub use named::named;
-pub use rows::{DeviceTable, Row, Rows};
+pub use rows::{DeviceTable, Row, SnapshotRows};
 pub use select::without;
 pub use sites::Sites;
 

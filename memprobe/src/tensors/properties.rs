@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::{DeviceTable, GroupBy, Order, Rows, TensorTable, diff, explain, groups, without};
+use super::{
+    DeviceTable, GroupBy, Order, SnapshotRows, TensorTable, diff, explain, groups, without,
+};
 use crate::event::tensors::{
     Block, Consistency, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorKind,
     TensorSnapshot,
@@ -180,7 +182,7 @@ proptest! {
         for change in &diff.devices {
             let rows = |table| Option::map(table, DeviceTable::rows).unwrap_or_default();
             let (old, new) = (rows(diff.before_on(change.device)), rows(diff.after_on(change.device)));
-            let holds = |rows: Rows<'_>, at: usize| i128::from(rows.at(at).holds.0);
+            let holds = |rows: SnapshotRows<'_>, at: usize| i128::from(rows.at(at).holds.0);
             let came: i128 = change.came.iter().map(|&at| holds(new, at)).sum();
             let went: i128 = change.went.iter().map(|&at| holds(old, at)).sum();
             let resized = change.resized.iter();

@@ -29,18 +29,18 @@ impl DeviceTable {
     }
 
     /// One row for each tensor, and for each block or storage without one, in no particular order.
-    pub fn rows(&self) -> Rows<'_> {
-        Rows { table: Some(self) }
+    pub fn rows(&self) -> SnapshotRows<'_> {
+        SnapshotRows { table: Some(self) }
     }
 }
 
 /// Rows of a device, by index; none by default.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rows<'a> {
+pub struct SnapshotRows<'a> {
     table: Option<&'a DeviceTable>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> SnapshotRows<'a> {
     fn entries(self) -> &'a [AccountEntry] {
         self.table.map_or(&[], |table| &table.entries)
     }

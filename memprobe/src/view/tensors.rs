@@ -10,7 +10,7 @@ use super::table::{Cell, Column, Cut, Tone, columns};
 use super::text::{CUT, clean};
 use crate::event::bytes::human;
 use crate::event::tensors::{Consistency, Name, Retainer, TensorKind};
-use crate::tensors::{GroupBy, Row, RowKind, Rows};
+use crate::tensors::{GroupBy, Row, RowKind, SnapshotRows};
 
 /// Dimensions shown before a shape is cut.
 const DIMENSIONS: usize = 12;
@@ -68,7 +68,7 @@ pub fn tensor_name(row: Row<'_>) -> String {
 }
 
 /// Returns [`tensor_name`], followed by `(->other)` if the row at `at` shares another row's storage.
-pub fn tensor_label(rows: Rows<'_>, at: usize) -> String {
+pub fn tensor_label(rows: SnapshotRows<'_>, at: usize) -> String {
     let Some(row) = rows.get(at) else {
         return String::new();
     };
@@ -81,7 +81,7 @@ pub fn tensor_label(rows: Rows<'_>, at: usize) -> String {
 
 /// Returns the label of rows shown as one, followed by `(->12 others)` if they share several other rows'
 /// storages. Panics if `group` is empty or a row is out of range.
-pub fn tensors_label(rows: Rows<'_>, group: &[usize]) -> String {
+pub fn tensors_label(rows: SnapshotRows<'_>, group: &[usize]) -> String {
     let owners: BTreeSet<usize> = group.iter().filter_map(|&at| rows.at(at).owner).collect();
     match owners.len() {
         0 | 1 => tensor_label(rows, group[0]),
@@ -127,7 +127,7 @@ pub const fn tensor_columns<R: TensorCells>(name: &'static str) -> [Column<R>; 5
 /// Texts of a group of rows, which is not empty.
 #[derive(Clone, Copy)]
 pub struct TensorGroup<'a> {
-    pub rows: Rows<'a>,
+    pub rows: SnapshotRows<'a>,
     pub group: &'a [usize],
     pub names: &'a FileNames,
 }

@@ -1,7 +1,7 @@
 //! Columns of the tables of tensors, and of their changes.
 
 use crate::event::{Bytes, Frame};
-use crate::tensors::{DeviceTable, Group, Row, Rows};
+use crate::tensors::{DeviceTable, Group, Row, SnapshotRows};
 use crate::view::cells::known_line;
 use crate::view::table::{Cell, Column, columns};
 use crate::view::{TensorCells, shape, tensor_columns, tensor_size_columns, tensors_label};
@@ -12,7 +12,7 @@ use crate::view::{TensorCells, shape, tensor_columns, tensor_size_columns, tenso
 pub(super) struct GroupRow<'a> {
     /// `+`, `-` or `~`; in differences only.
     pub(super) sign: &'static str,
-    pub(super) rows: Rows<'a>,
+    pub(super) rows: SnapshotRows<'a>,
     /// Indices of the rows; empty for bytes without a tensor.
     pub(super) group: Vec<usize>,
     /// Bytes of the allocator, or their change.
@@ -36,7 +36,7 @@ pub(super) struct GroupText {
 }
 
 impl<'a> GroupRow<'a> {
-    pub(super) fn new(rows: Rows<'a>, group: &Group) -> Self {
+    pub(super) fn new(rows: SnapshotRows<'a>, group: &Group) -> Self {
         Self {
             rows,
             group: group.rows.clone(),

@@ -8,7 +8,7 @@ use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
 use crate::report::RowLimit;
 use crate::report::preamble::target_lines;
-use crate::tensors::{Account, DeviceDiff, DeviceTable, Rows, TensorDiff, groups_of};
+use crate::tensors::{Account, DeviceDiff, DeviceTable, SnapshotRows, TensorDiff, groups_of};
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{
     FileNames, TensorGroup, counted, duration, tensor_kind, tensor_label, tensor_name,
@@ -167,8 +167,8 @@ fn remainder(
 }
 
 struct Both<'a> {
-    before: Rows<'a>,
-    after: Rows<'a>,
+    before: SnapshotRows<'a>,
+    after: SnapshotRows<'a>,
 }
 
 impl<'a> Both<'a> {
@@ -182,7 +182,10 @@ impl<'a> Both<'a> {
     }
 
     /// Rows that came, and rows that went.
-    fn parts<'c>(&self, change: &'c DeviceDiff) -> [(&'static str, Rows<'a>, &'c [usize]); 2] {
+    fn parts<'c>(
+        &self,
+        change: &'c DeviceDiff,
+    ) -> [(&'static str, SnapshotRows<'a>, &'c [usize]); 2] {
         [
             (CAME, self.after, &change.came),
             (WENT, self.before, &change.went),

@@ -2,7 +2,9 @@
 
 use super::TensorOptions;
 use crate::report::cells::frame;
-use crate::tensors::{DeviceDiff, DeviceTable, Group, Rows, TensorDiff, TensorTable, groups_of};
+use crate::tensors::{
+    DeviceDiff, DeviceTable, Group, SnapshotRows, TensorDiff, TensorTable, groups_of,
+};
 use crate::view::table::Cell;
 
 pub(super) fn document<'a>(diff: &'a TensorDiff, options: &TensorOptions) -> Cell<'a> {
@@ -34,7 +36,7 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
     };
     let remainder = |table: Option<&DeviceTable>| table.and_then(|it| it.account.remainder).into();
     let (old, new) = (rows(before), rows(after));
-    let groups = |rows: Rows<'a>, which: &[usize]| {
+    let groups = |rows: SnapshotRows<'a>, which: &[usize]| {
         let groups = groups_of(rows, which.iter().copied(), options.by, options.order);
         Cell::list(groups.iter().map(|group| item(rows, group)))
     };
@@ -64,12 +66,12 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
     ])
 }
 
-fn rows(table: Option<&DeviceTable>) -> Rows<'_> {
+fn rows(table: Option<&DeviceTable>) -> SnapshotRows<'_> {
     table.map(DeviceTable::rows).unwrap_or_default()
 }
 
 /// A group of rows; its properties are those of the first.
-fn item<'a>(rows: Rows<'a>, group: &Group) -> Cell<'a> {
+fn item<'a>(rows: SnapshotRows<'a>, group: &Group) -> Cell<'a> {
     let row = rows.at(group.rows[0]);
     let shape = row.shape().map(|sizes| Cell::Shape(sizes.into()));
     let storage = row.storage.map(|address| address.to_string());
@@ -92,7 +94,7 @@ fn item<'a>(rows: Rows<'a>, group: &Group) -> Cell<'a> {
     ])
 }
 
-fn single(rows: Rows<'_>, at: usize) -> Cell<'_> {
+fn single(rows: SnapshotRows<'_>, at: usize) -> Cell<'_> {
     let row = rows.at(at);
     let group = Group {
         rows: vec![at],

@@ -7,7 +7,7 @@ use super::{TensorNames, TensorOptions, account, heading};
 use crate::event::bytes::human;
 use crate::event::tensors::TensorDevice;
 use crate::tensors::{
-    DeviceTable, Group, GroupBy, Row, RowKind, Rows, TensorTable, groups, groups_of,
+    DeviceTable, Group, GroupBy, Row, RowKind, SnapshotRows, TensorTable, groups, groups_of,
 };
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
@@ -157,7 +157,7 @@ impl GroupRow<'_> {
     }
 }
 
-pub(super) fn file_names(rows: Rows<'_>) -> FileNames {
+pub(super) fn file_names(rows: SnapshotRows<'_>) -> FileNames {
     let sites = rows.iter().filter_map(|row| row.site());
     FileNames::of(
         sites
@@ -169,7 +169,7 @@ pub(super) fn file_names(rows: Rows<'_>) -> FileNames {
 
 /// Cells of a group, without its bytes.
 pub(super) fn group_text(
-    rows: Rows<'_>,
+    rows: SnapshotRows<'_>,
     group: &[usize],
     by: GroupBy,
     names: &FileNames,

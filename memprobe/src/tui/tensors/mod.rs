@@ -22,9 +22,7 @@ use super::theme::Theme;
 use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
 use crate::event::{Address, Bytes};
-use crate::tensors::{
-    DeviceTable, Group, GroupBy, Order, RowKind, Rows as TensorRows, TensorTable,
-};
+use crate::tensors::{DeviceTable, Group, GroupBy, Order, RowKind, SnapshotRows, TensorTable};
 use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{
     FileNames, TensorCells, TensorGroup, clean, consistency, counted, tensor_columns,
@@ -98,7 +96,7 @@ impl ShownDevice {
         &self.table.devices[self.at]
     }
 
-    fn rows(&self) -> TensorRows<'_> {
+    fn rows(&self) -> SnapshotRows<'_> {
         self.device().rows()
     }
 }

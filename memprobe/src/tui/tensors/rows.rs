@@ -9,7 +9,7 @@ use super::super::table_screen::{Query, TableOf, TableRow};
 use super::super::theme::Theme;
 use super::{TensorData, TensorKey, TensorList};
 use crate::event::bytes::human;
-use crate::tensors::{Group, Order, Row, RowKind, Rows, groups_of};
+use crate::tensors::{Group, Order, Row, RowKind, SnapshotRows, groups_of};
 use crate::view::{
     clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
     whole_tensor_name,
@@ -82,7 +82,7 @@ fn key(row: Row<'_>) -> TensorKey {
     (row.kind, name, row.storage, object)
 }
 
-fn searched(rows: Rows<'_>, at: usize) -> String {
+fn searched(rows: SnapshotRows<'_>, at: usize) -> String {
     let Some(row) = rows.get(at) else {
         return String::new();
     };
@@ -208,7 +208,7 @@ fn facts(row: Row<'_>, tell: &mut impl FnMut(&str, String)) {
     tell("line", site);
 }
 
-fn sharing(rows: Rows<'_>, first: usize, theme: &Theme) -> Vec<Line<'static>> {
+fn sharing(rows: SnapshotRows<'_>, first: usize, theme: &Theme) -> Vec<Line<'static>> {
     let owner = rows.at(first).owner.unwrap_or(first);
     let shares = |at: &usize| *at != first && (*at == owner || rows.at(*at).owner == Some(owner));
     let others: Vec<usize> = (0..rows.len()).filter(shares).collect();

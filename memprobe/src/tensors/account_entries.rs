@@ -18,7 +18,7 @@ pub struct DeviceEntries {
 /// Bytes that one tensor, storage or block accounts for. It refers to its snapshot by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccountEntry {
-    pub subject: EntrySubject,
+    pub(super) subject: EntrySubject,
     /// Block around its storage.
     pub(super) block: Option<usize>,
     pub(super) bytes: Bytes,
@@ -29,7 +29,7 @@ pub struct AccountEntry {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntrySubject {
+pub(super) enum EntrySubject {
     Tensor(usize),
     /// A storage without a tensor.
     Storage(usize),

@@ -24,7 +24,7 @@ pub(crate) mod samples;
 
 use std::sync::Arc;
 
-pub use account_entries::{AccountEntry, DeviceEntries, EntrySubject};
+pub use account_entries::{AccountEntry, DeviceEntries};
 pub use agreement::agreed;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use division::account_entries;

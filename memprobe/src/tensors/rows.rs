@@ -180,10 +180,4 @@ impl<'a> Row<'a> {
     pub fn block(&self) -> Option<(Address, Bytes)> {
         self.of_block.map(|block| (block.addr, block.size))
     }
-
-    /// Returns true if its elements take fewer bytes than its storage.
-    pub fn is_part(&self) -> bool {
-        let whole = |(size, storage): (Bytes, Bytes)| size < storage;
-        self.size.zip(self.storage_bytes).is_some_and(whole)
-    }
 }

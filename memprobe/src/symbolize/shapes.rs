@@ -76,8 +76,11 @@ impl RecentTensors {
 /// Times and threads for which probes report every tensor.
 #[derive(Debug, Default)]
 enum WatchedTensors {
+    /// The probes are not all in place.
     #[default]
-    Never,
+    Partly,
+    /// The probes were given up. A thread may still have the request from before, whose block nobody saw.
+    GivenUp,
     Always,
     /// A tensor may have been begun before, and get its block within [`MAX_MAKING`]. As it gets one block, only the
     /// first of each thread is in doubt. Holds the threads that have had theirs.
@@ -100,7 +103,8 @@ impl WatchedTensors {
     /// Coverage of the tensor of a thread's new block.
     fn coverage(&mut self, tid: u32, time: TimeNs) -> Coverage {
         match self {
-            Self::Never => Coverage::Partial,
+            Self::Partly => Coverage::Partial,
+            Self::GivenUp => Coverage::InDoubt,
             Self::Always => Coverage::Full,
             Self::Since(since, _) if time < *since => Coverage::InDoubt,
             Self::Since(since, _) if time.0 - since.0 >= MAX_MAKING => {
@@ -130,9 +134,9 @@ impl PurposeInterner {
         self.tensors = WatchedTensors::Always;
     }
 
-    /// Records that no probes on tensors are in place.
+    /// Records that the probes on tensors are given up.
     pub fn watch_none(&mut self) {
-        self.tensors = WatchedTensors::Never;
+        self.tensors = WatchedTensors::GivenUp;
     }
 
     /// Records that the probes on tensors have been in place since a time.
@@ -388,6 +392,18 @@ mod tests {
         assert_eq!(of(&mut shapes, 3, 14, None), PurposeId::NONE);
         let late = 10 + MAX_MAKING;
         assert_eq!(of(&mut shapes, 4, late, None), PurposeId::NO_TENSOR);
+    }
+
+    #[test]
+    fn a_request_from_before_the_probes_were_given_up_is_no_later_blocks_tensor() {
+        let mut shapes = PurposeInterner::default();
+        shapes.watch_all();
+        let tensor = dense(&[3]);
+        let known = shapes.of(&block(5, 512), Some(&tensor), None).0;
+        assert_ne!(known, PurposeId::NONE);
+        shapes.watch_none();
+        let left_over = shapes.of(&block(6, 512), Some(&tensor), None).0;
+        assert_eq!(left_over, PurposeId::NONE);
     }
 
     #[test]

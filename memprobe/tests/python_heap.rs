@@ -104,9 +104,9 @@ fn paths_of(
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
     let mut found = Vec::new();
     for object in &moment.objects.objects {
-        let class = heap.class_at(object.class).unwrap();
+        let class = heap.class_at(object.class()).unwrap();
         if class.short_name() == "Wanted" {
-            let path = paths.to_object(object.address);
+            let path = paths.to_object(object.address());
             found.push(path.map_or_else(|| "nowhere".into(), |path| path.text));
         }
     }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use self::attempts::{PauseAttempts, at_work, is_of_the_end, is_stopped, wait_for_a_good_moment};
 use super::Heap;
 use super::class::Classes;
-use super::collector::{self, Broken, WalkExtent};
+use super::collector::{self, Broken, ListWalk, WalkExtent};
 use super::frames::{self, Variables};
 use super::image::{Image, ImageExtent};
 use super::modules::{self, ModuleObject};
@@ -142,23 +142,22 @@ impl HeapScan {
             },
             ..Self::default()
         };
-        let mut listed = Vec::new();
         let layout = &python.layout;
         let reach = match look {
             ScanScope::New(known) => WalkExtent::Added(&known.endings),
             ScanScope::Whole(_) | ScanScope::Copy => WalkExtent::All,
         };
-        let walked = collector::interpreters(image, layout, python.runtime);
-        let walked = walked.and_then(|interpreters| {
-            let collector = &layout.heap.collector;
+        let heap = Heap::of(image, layout);
+        let objects = &mut moment.objects;
+        let add = |listed| objects.add(&heap, listed);
+        let mut walk = ListWalk::new(image, &layout.heap.collector, reach, add);
+        let interpreters = collector::interpreters(image, layout, python.runtime);
+        let walked = interpreters.and_then(|interpreters| {
             let mut interpreters = interpreters.into_iter();
-            interpreters
-                .try_for_each(|at| collector::walk(image, collector, at, reach, &mut listed))
+            interpreters.try_for_each(|interpreter| walk.interpreter(interpreter))
         });
         moment.broken = walked.err();
-        let heap = Heap::of(image, layout);
-        moment.objects = ProcessScan::with_progress(&heap, &listed, progress);
-        drop(listed);
+        moment.objects.add_context_variables(&heap);
         match look {
             ScanScope::Whole(_) => moment.objects.keep_contents_with(&heap, progress),
             ScanScope::New(known) => {

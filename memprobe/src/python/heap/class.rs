@@ -11,7 +11,7 @@ use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
 
-const MAX_CLASSES: usize = 1 << 18;
+pub(super) const MAX_CLASSES: usize = 1 << 18;
 const MAX_BASES: usize = 128;
 const MAX_MEMBERS: usize = 256;
 const LONGEST_NAME: usize = 512;

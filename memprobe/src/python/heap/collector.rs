@@ -6,7 +6,7 @@ use super::word_at;
 use crate::process::memory::{ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{CollectorLayout, PythonLayout};
 
-/// Most objects that are followed. Each costs memprobe 16 bytes plus the memory read for it.
+/// Most objects that are followed. Each costs memprobe 8 bytes plus the memory read for it.
 const MAX_OBJECTS: usize = 1 << 24;
 
 /// Number of last objects of each list by which the next walk recognizes the known part.
@@ -147,33 +147,111 @@ pub fn generations_offset(
     [layout.generations, packed].into_iter().find(is_proved)
 }
 
-/// Appends the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
-/// found before an error are valid, because consistent links led to each of them.
-pub fn walk(
+/// A walk through the lists of all interpreters of a process.
+pub struct ListWalk<'a, M, F> {
+    memory: &'a M,
+    layout: &'a CollectorLayout,
+    extent: WalkExtent<'a>,
+    /// Called with each object.
+    each: F,
+    /// Objects so far.
+    count: usize,
+}
+
+impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
+    pub fn new(
+        memory: &'a M,
+        layout: &'a CollectorLayout,
+        extent: WalkExtent<'a>,
+        each: F,
+    ) -> Self {
+        Self {
+            memory,
+            layout,
+            extent,
+            each,
+            count: 0,
+        }
+    }
+
+    /// Walks through the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
+    /// found before an error are valid, because consistent links led to each of them.
+    pub fn interpreter(&mut self, interpreter: u64) -> Result<(), Broken> {
+        if is_collecting(self.memory, self.layout, interpreter)? {
+            return Err(Broken::Collecting);
+        }
+        let collector = interpreter.wrapping_add(self.layout.start.into());
+        let first = collector.wrapping_add(self.layout.generations.into());
+        let generations = (0..CollectorLayout::GENERATIONS)
+            .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
+            .zip([Generation::New, Generation::Young, Generation::Old]);
+        let permanent = collector.wrapping_add(self.layout.permanent.into());
+        // If one list is broken, the others may still be intact.
+        let walked: Vec<_> = generations
+            .chain([(permanent, Generation::Frozen)])
+            .map(|(head, generation)| self.list(head, generation))
+            .collect();
+        walked.into_iter().collect()
+    }
+
+    fn list(&mut self, head: u64, generation: Generation) -> Result<(), Broken> {
+        let extent = self.extent;
+        // The node after this one in the direction of the walk, and the node before it.
+        let links = |[next, previous, _, _]: [u64; 4]| {
+            let (next, previous) = (
+                next & !CollectorLayout::MARKS,
+                previous & !CollectorLayout::MARKS,
+            );
+            match extent {
+                WalkExtent::All => (next, previous),
+                WalkExtent::Added(_) => (previous, next),
+            }
+        };
+        let restless = self.count + generation.restless();
+        let (mut node, _) = links(words(self.memory, head)?);
+        let mut before = head;
+        while node != head {
+            let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
+            let is_known = matches!(extent, WalkExtent::Added(known) if known.contains(&address));
+            if is_known && self.count >= restless {
+                break;
+            }
+            let words = words(self.memory, node)?;
+            let (beyond, towards) = links(words);
+            if towards != before {
+                return Err(Broken::Link(node));
+            }
+            if self.count == MAX_OBJECTS {
+                return Err(Broken::TooMany);
+            }
+            self.count += 1;
+            let [_, _, _, class] = words;
+            (self.each)(Listed {
+                address,
+                class,
+                generation,
+            });
+            (before, node) = (node, beyond);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the objects of one interpreter, and the error at which the walk ended.
+#[cfg(test)]
+pub fn listed(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,
     interpreter: u64,
-    reach: WalkExtent<'_>,
-    objects: &mut Vec<Listed>,
-) -> Result<(), Broken> {
-    if is_collecting(memory, layout, interpreter)? {
-        return Err(Broken::Collecting);
-    }
-    let collector = interpreter.wrapping_add(layout.start.into());
-    let first = collector.wrapping_add(layout.generations.into());
-    let generations = (0..CollectorLayout::GENERATIONS)
-        .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
-        .zip([Generation::New, Generation::Young, Generation::Old]);
-    let permanent = collector.wrapping_add(layout.permanent.into());
-    // If one list is broken, the others may still be intact.
-    let walked: Vec<_> = generations
-        .chain([(permanent, Generation::Frozen)])
-        .map(|(head, age)| walk_list(memory, head, reach, age, objects))
-        .collect();
-    walked.into_iter().collect()
+    extent: WalkExtent<'_>,
+) -> (Vec<Listed>, Result<(), Broken>) {
+    let mut listed = Vec::new();
+    let mut walk = ListWalk::new(memory, layout, extent, |object| listed.push(object));
+    let walked = walk.interpreter(interpreter);
+    (listed, walked)
 }
 
-/// Returns the last objects of each list, for objects in the order of [`walk`].
+/// Returns the last objects of each list, for objects in the order of [`ListWalk`].
 pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> HashSet<u64> {
     let mut endings = HashSet::new();
     let (mut list, mut taken) = (None, 0);
@@ -187,52 +265,6 @@ pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> H
         }
     }
     endings
-}
-
-fn walk_list(
-    memory: &impl ReadMemory,
-    head: u64,
-    reach: WalkExtent<'_>,
-    age: Generation,
-    objects: &mut Vec<Listed>,
-) -> Result<(), Broken> {
-    // The node after this one in the direction of the walk, and the node before it.
-    let links = |[next, previous, _, _]: [u64; 4]| {
-        let (next, previous) = (
-            next & !CollectorLayout::MARKS,
-            previous & !CollectorLayout::MARKS,
-        );
-        match reach {
-            WalkExtent::All => (next, previous),
-            WalkExtent::Added(_) => (previous, next),
-        }
-    };
-    let restless = objects.len() + age.restless();
-    let (mut node, _) = links(words(memory, head)?);
-    let mut before = head;
-    while node != head {
-        let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
-        let is_known = matches!(reach, WalkExtent::Added(known) if known.contains(&address));
-        if is_known && objects.len() >= restless {
-            break;
-        }
-        let words = words(memory, node)?;
-        let (beyond, towards) = links(words);
-        if towards != before {
-            return Err(Broken::Link(node));
-        }
-        if objects.len() == MAX_OBJECTS {
-            return Err(Broken::TooMany);
-        }
-        let [_, _, _, class] = words;
-        objects.push(Listed {
-            address,
-            class,
-            generation: age,
-        });
-        (before, node) = (node, beyond);
-    }
-    Ok(())
 }
 
 fn words(memory: &impl ReadMemory, node: u64) -> ReadResult<[u64; 4]> {

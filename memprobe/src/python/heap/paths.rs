@@ -86,7 +86,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     /// Searches from all modules, and from variables in the order of their rank.
     pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
         let peeked = Peeked(heap.memory);
-        let addresses = scan.objects.iter().map(|object| object.address);
+        let addresses = scan.objects.iter().map(|object| object.address());
         let places = AddressIndex::of(addresses);
         let mut search = Search {
             paths: Self {
@@ -189,7 +189,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     fn address_and_class(&self, place: u32) -> Option<(u64, u32)> {
         let place = place as usize;
         match self.scan.objects.get(place) {
-            Some(object) => Some((object.address, object.class)),
+            Some(object) => Some((object.address(), object.class())),
             None => self.untracked.get(place - self.scan.objects.len()).copied(),
         }
     }

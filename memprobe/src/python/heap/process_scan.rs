@@ -5,19 +5,55 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::Heap;
-use super::class::{Class, ContainerKind, TorchKind};
+use super::class::{Class, ContainerKind, MAX_CLASSES, TorchKind};
 use super::collector::{self, Generation, Listed};
 use super::image::Image;
 use super::progress::ReadProgress;
 use crate::process::memory::ReadMemory;
 use crate::python::layout::CollectorLayout;
 
+/// An object in 8 bytes: its class, its generation, and its address without the bits that are always zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object {
-    pub address: u64,
+pub struct Object(u64);
+
+/// Bits of a class.
+const CLASS: u32 = MAX_CLASSES.ilog2();
+/// Bits of a generation.
+const GENERATION: u32 = 2;
+/// Bits of an address that are zero, since every allocator aligns at least to a word.
+const ALIGNMENT: u32 = size_of::<u64>().ilog2();
+/// Bits of an address of a process (Documentation/arch/x86/x86_64/mm.rst@v6.18), except in mappings beyond them, which a
+/// process must ask for (5level-paging.rst).
+const ADDRESS: u32 = 47;
+const _: () = assert!(ADDRESS - ALIGNMENT + CLASS + GENERATION == u64::BITS);
+
+impl Object {
+    /// `None` for an address at which no object can lie.
+    pub fn new(address: u64, class: u32, generation: Generation) -> Option<Self> {
+        let is_possible = address.is_multiple_of(1 << ALIGNMENT) && address >> ADDRESS == 0;
+        let is_known = class < 1 << CLASS;
+        let address = address >> ALIGNMENT << (CLASS + GENERATION);
+        let class = u64::from(class) << GENERATION;
+        (is_possible && is_known).then_some(Self(address | class | generation as u64))
+    }
+
+    pub const fn address(self) -> u64 {
+        self.0 >> (CLASS + GENERATION) << ALIGNMENT
+    }
+
     /// Index of its class in [`Classes`](super::class::Classes).
-    pub class: u32,
-    pub age: Generation,
+    pub const fn class(self) -> u32 {
+        (self.0 >> GENERATION) as u32 & ((1 << CLASS) - 1)
+    }
+
+    pub const fn generation(self) -> Generation {
+        match self.0 & ((1 << GENERATION) - 1) {
+            0 => Generation::New,
+            1 => Generation::Young,
+            2 => Generation::Old,
+            _ => Generation::Frozen,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -31,7 +67,9 @@ impl PreviousScan {
     pub fn of(scan: ProcessScan) -> Self {
         let objects = scan.objects.iter();
         Self {
-            endings: collector::endings(objects.map(|object| (object.address, object.age))),
+            endings: collector::endings(
+                objects.map(|object| (object.address(), object.generation())),
+            ),
             chosen: ProcessScan {
                 objects: Vec::new(),
                 tensors: Vec::new(),
@@ -62,44 +100,31 @@ pub struct ProcessScan {
 const REPORT_EVERY: usize = 4096;
 
 impl ProcessScan {
+    #[cfg(test)]
     pub fn of(heap: &Heap<'_, impl ReadMemory>, listed: &[Listed]) -> Self {
-        Self::with_progress(heap, listed, &ReadProgress::default())
-    }
-
-    pub fn with_progress(
-        heap: &Heap<'_, impl ReadMemory>,
-        listed: &[Listed],
-        progress: &ReadProgress,
-    ) -> Self {
-        progress.expect(listed.len());
-        let mut scan = Self {
-            objects: Vec::with_capacity(listed.len()),
-            ..Self::default()
-        };
-        for (number, object) in listed.iter().enumerate() {
-            if number % REPORT_EVERY == 0 {
-                progress.reach(number);
-            }
-            let (address, age) = (object.address, object.generation);
-            let Some(class) = heap.class_index(object.class) else {
-                scan.unknown += 1;
-                continue;
-            };
-            scan.objects.push(Object {
-                address,
-                class,
-                age,
-            });
-            scan.choose(heap.class_at(class), address);
+        let mut scan = Self::default();
+        for object in listed {
+            scan.add(heap, *object);
         }
-        progress.reach(listed.len());
         scan.add_context_variables(heap);
         scan
     }
 
+    /// Adds an object of the collector's lists.
+    pub fn add(&mut self, heap: &Heap<'_, impl ReadMemory>, listed: Listed) {
+        let class = heap.class_index(listed.class);
+        let object = class.and_then(|class| Object::new(listed.address, class, listed.generation));
+        let Some(object) = object else {
+            self.unknown += 1;
+            return;
+        };
+        self.objects.push(object);
+        self.choose(heap.class_at(object.class()), object.address());
+    }
+
     /// Adds context variables that the collector does not track: those without a default value (`contextvar_new` in
     /// `Python/context.c`@v3.9.18 to @v3.15.2).
-    fn add_context_variables(&mut self, heap: &Heap<'_, impl ReadMemory>) {
+    pub fn add_context_variables(&mut self, heap: &Heap<'_, impl ReadMemory>) {
         let mut variables = HashSet::new();
         for &leaf in &self.contexts {
             // Variables that cannot be read have no name.
@@ -109,13 +134,9 @@ impl ProcessScan {
             let head = address.wrapping_sub(CollectorLayout::HEAD_SIZE);
             let class = heap.type_of(address).ok();
             let class = class.and_then(|class| heap.class_index(class));
-            if let Some(class) = class.filter(|_| heap.memory.read_u64(head) == Ok(0)) {
-                self.objects.push(Object {
-                    address,
-                    class,
-                    age: Generation::Frozen,
-                });
-            }
+            let class = class.filter(|_| heap.memory.read_u64(head) == Ok(0));
+            let object = class.and_then(|class| Object::new(address, class, Generation::Frozen));
+            self.objects.extend(object);
         }
     }
 
@@ -165,7 +186,7 @@ impl ProcessScan {
         heap: &Heap<'_, impl ReadMemory>,
         lists: [&Vec<u64>; N],
     ) {
-        let own: HashSet<u64> = self.objects.iter().map(|object| object.address).collect();
+        let own: HashSet<u64> = self.objects.iter().map(|object| object.address()).collect();
         for &address in lists.into_iter().flatten() {
             if !own.contains(&address) {
                 self.choose(heap.class_of(address), address);
@@ -187,11 +208,42 @@ impl ProcessScan {
             if number % REPORT_EVERY == 0 {
                 progress.reach(number);
             }
-            if let Some(class) = heap.class_at(object.class) {
+            if let Some(class) = heap.class_at(object.class()) {
                 // A later read of a missing part reports the error.
-                let _ = heap.keep_contents(&class, object.address);
+                let _ = heap.keep_contents(&class, object.address());
             }
         }
         progress.reach(self.objects.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_as_it_was_put_in() {
+        let generations = [
+            Generation::New,
+            Generation::Young,
+            Generation::Old,
+            Generation::Frozen,
+        ];
+        for generation in generations {
+            for address in [0, 8, 0x7fff_ffff_fff8] {
+                for class in [0, 1, MAX_CLASSES as u32 - 1] {
+                    let object = Object::new(address, class, generation).unwrap();
+                    let parts = (object.address(), object.class(), object.generation());
+                    assert_eq!(parts, (address, class, generation));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_object_lies_at_an_odd_address_or_in_the_kernel() {
+        for address in [4, 0x8000_0000_0000, u64::MAX] {
+            assert_eq!(Object::new(address, 0, Generation::Old), None);
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::contents::Step;
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
-use super::process_scan::{Object, PreviousScan, ProcessScan};
+use super::process_scan::{PreviousScan, ProcessScan};
 use super::{Heap, modules, notebook, optimizers};
 use crate::process::memory::{Cause, ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{ClassLayout, PythonLayout};
@@ -78,15 +78,9 @@ impl ReadMemory for Hostile {
 
 fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let image = Image::of(memory, 1 << 20);
-    let mut listed = Vec::new();
     let _ = collector::interpreters(&image, layout, BASE + seed % SIZE);
-    let _ = collector::walk(
-        &image,
-        &layout.heap.collector,
-        BASE + 64,
-        WalkExtent::All,
-        &mut listed,
-    );
+    let lists = &layout.heap.collector;
+    let (mut listed, _) = collector::listed(&image, lists, BASE + 64, WalkExtent::All);
     let at = |number: u64| BASE + (seed.wrapping_mul(number) % SIZE) / 16 * 16;
     listed.extend((0..400).map(|number| Listed {
         address: at(number),
@@ -99,11 +93,10 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let known = PreviousScan::of(scan.clone());
     let mut again = ProcessScan::default();
     again.add_known(&heap, &known);
-    let mut added = Vec::new();
-    let reach = WalkExtent::Added(&known.endings);
-    let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, reach, &mut added);
+    let extent = WalkExtent::Added(&known.endings);
+    let _ = collector::listed(&image, lists, BASE + 64, extent);
     // Treat the objects as every kind that PyTorch makes.
-    let all: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
+    let all: Vec<_> = scan.objects.iter().map(|object| object.address()).collect();
     scan.globals = all.clone();
     let tree = modules::ObjectTree::of(modules::read(&heap, &all));
     assert!(tree.order.len() <= tree.modules.len());
@@ -128,7 +121,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
         .collect();
     image.close();
     let paths = Paths::search(&heap, &scan, &variables);
-    for &Object { address, .. } in &scan.objects {
+    for address in scan.objects.iter().map(|object| object.address()) {
         let _ = paths.to_object(address);
         let _ = paths.to_tensor(address, 16);
         let _ = heap.key(address);

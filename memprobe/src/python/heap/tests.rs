@@ -15,15 +15,9 @@ use crate::python::layout::{
 use crate::python::versions::LAYOUTS;
 
 fn scan(heap: &Heap<'_, impl ReadMemory>, interpreter: u64) -> ProcessScan {
-    let mut listed = Vec::new();
-    collector::walk(
-        heap.memory,
-        &heap.layout.heap.collector,
-        interpreter,
-        WalkExtent::All,
-        &mut listed,
-    )
-    .unwrap();
+    let lists = &heap.layout.heap.collector;
+    let (listed, walked) = collector::listed(heap.memory, lists, interpreter, WalkExtent::All);
+    walked.unwrap();
     ProcessScan::of(heap, &listed)
 }
 
@@ -38,7 +32,7 @@ fn every_object_of_every_generation_is_listed() {
         let objects: Vec<_> = (0..11).map(|_| heap.list(&[])).collect();
         let (memory, interpreter) = heap.finish();
         let scan = scan(&Heap::of(&memory, layout), interpreter);
-        let mut found: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
+        let mut found: Vec<_> = scan.objects.iter().map(|object| object.address()).collect();
         found.sort_unstable();
         assert_eq!(found, objects);
     }
@@ -72,14 +66,8 @@ fn lists_that_are_taken_apart_are_not_followed() {
     let objects: Vec<_> = (0..9).map(|_| heap.list(&[])).collect();
     let (mut memory, interpreter) = heap.finish();
     let walk = |memory: &FakeMemory| {
-        let mut listed = Vec::new();
-        let walked = collector::walk(
-            memory,
-            &layout.heap.collector,
-            interpreter,
-            WalkExtent::All,
-            &mut listed,
-        );
+        let lists = &layout.heap.collector;
+        let (listed, walked) = collector::listed(memory, lists, interpreter, WalkExtent::All);
         (walked, listed.len())
     };
     assert_eq!(walk(&memory), (Ok(()), 9));
@@ -103,16 +91,9 @@ fn what_was_added_to_a_list_is_found_from_its_end() {
         let (memory, interpreter) = heap.finish();
         let found = |known: &[usize]| {
             let known = known.iter().map(|&at| objects[at]).collect();
-            let mut listed = Vec::new();
-            let reach = WalkExtent::Added(&known);
-            collector::walk(
-                &memory,
-                &layout.heap.collector,
-                interpreter,
-                reach,
-                &mut listed,
-            )
-            .unwrap();
+            let (lists, extent) = (&layout.heap.collector, WalkExtent::Added(&known));
+            let (listed, walked) = collector::listed(&memory, lists, interpreter, extent);
+            walked.unwrap();
             let place = |address| objects.iter().position(|it| *it == address).unwrap();
             let places = listed.iter().map(|it| place(it.address));
             places.filter(|at| at % 4 > 1).collect::<Vec<_>>()
@@ -153,9 +134,9 @@ fn of_young_objects_many_are_looked_at_again_and_not_all() {
     let objects: Vec<_> = (0..200_000).map(|_| heap.list(&[])).collect();
     let (memory, interpreter) = heap.finish();
     let known = objects.into_iter().collect();
-    let mut listed = Vec::new();
-    let (layout, reach) = (&layout.heap.collector, WalkExtent::Added(&known));
-    collector::walk(&memory, layout, interpreter, reach, &mut listed).unwrap();
+    let (lists, extent) = (&layout.heap.collector, WalkExtent::Added(&known));
+    let (listed, walked) = collector::listed(&memory, lists, interpreter, extent);
+    walked.unwrap();
     assert_eq!(listed.len(), 2 << 15);
 }
 

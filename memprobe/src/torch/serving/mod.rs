@@ -146,17 +146,19 @@ impl ServingObjects {
         let mut found = Vec::new();
         let mut counts = [0; ROLES.len()];
         for object in objects {
-            let at = object.class as usize;
+            let at = object.class() as usize;
             if roles.len() <= at {
                 roles.resize(at + 1, ClassRole::Examined(0));
             }
             if let ClassRole::Examined(times) = roles[at] {
-                roles[at] = match heap.class_at(object.class) {
-                    Some(class) if may_serve(&class) => match role(heap, &class, object.address) {
-                        Some(role) => ClassRole::Known(role),
-                        None if times + 1 < EXAMINED => ClassRole::Examined(times + 1),
-                        None => ClassRole::None,
-                    },
+                roles[at] = match heap.class_at(object.class()) {
+                    Some(class) if may_serve(&class) => {
+                        match role(heap, &class, object.address()) {
+                            Some(role) => ClassRole::Known(role),
+                            None if times + 1 < EXAMINED => ClassRole::Examined(times + 1),
+                            None => ClassRole::None,
+                        }
+                    }
                     _ => ClassRole::None,
                 };
             }
@@ -166,7 +168,7 @@ impl ServingObjects {
             let count = &mut counts[role as usize];
             if *count < limit(role) {
                 *count += 1;
-                found.push((role, object.address));
+                found.push((role, object.address()));
             }
         }
         Self { found }

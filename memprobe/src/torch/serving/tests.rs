@@ -26,9 +26,8 @@ fn tags(heap: FakeHeap) -> Vec<(u64, u64, String)> {
 
 fn found(heap: &Heap<'_, FakeMemory>, memory: &FakeMemory, interpreter: u64) -> ServingObjects {
     let collector = &heap.layout.heap.collector;
-    let mut listed = Vec::new();
     // A damaged list ends early.
-    let _ = collector::walk(memory, collector, interpreter, WalkExtent::All, &mut listed);
+    let (listed, _) = collector::listed(memory, collector, interpreter, WalkExtent::All);
     let scan = ProcessScan::of(heap, &listed);
     ServingObjects::find(heap, &scan.objects)
 }

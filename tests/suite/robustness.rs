@@ -133,8 +133,9 @@ fn two_memprobes_on_one_target_agree() {
             continue;
         }
         let mut theirs = timeless(theirs);
-        // The tensor of a thread's first block may have been begun before the second memprobe's probes were in place.
-        if is_first {
+        // In the first second after attach, the tensor of a thread's first block is in doubt: it may have been begun
+        // before the second memprobe's probes were in place.
+        if is_first && ours.shape.is_none() && ours.tensor.is_none() {
             forget_tensor(&mut theirs);
         }
         forget_what_is_unknown(&mut theirs, ours);

@@ -74,17 +74,28 @@ impl RecentTensors {
 }
 
 /// Times and threads for which probes report every tensor.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum WatchedTensors {
-    /// The probes are not all in place.
-    #[default]
-    Partly,
+    /// Since the allocator's probe, and so those on tensors before it, were placed. A tensor may have been begun before,
+    /// and get its block within [`MAX_MAKING`]. As it gets one block, only the first of each thread is in doubt.
+    Since {
+        /// Time from which every tensor is reported; `None` while that is unknown.
+        since: Option<TimeNs>,
+        /// Threads that have had their first block.
+        threads: HashSet<u32>,
+    },
+    Always,
     /// The probes were given up. A thread may still have the request from before, whose block nobody saw.
     GivenUp,
-    Always,
-    /// A tensor may have been begun before, and get its block within [`MAX_MAKING`]. As it gets one block, only the
-    /// first of each thread is in doubt. Holds the threads that have had theirs.
-    Since(TimeNs, HashSet<u32>),
+}
+
+impl Default for WatchedTensors {
+    fn default() -> Self {
+        Self::Since {
+            since: None,
+            threads: HashSet::new(),
+        }
+    }
 }
 
 /// Knowledge of the tensor of a new block.
@@ -102,19 +113,30 @@ enum Coverage {
 impl WatchedTensors {
     /// Coverage of the tensor of a thread's new block.
     fn coverage(&mut self, tid: u32, time: TimeNs) -> Coverage {
-        match self {
-            Self::Partly => Coverage::Partial,
-            Self::GivenUp => Coverage::InDoubt,
-            Self::Always => Coverage::Full,
-            Self::Since(since, _) if time < *since => Coverage::InDoubt,
-            Self::Since(since, _) if time.0 - since.0 >= MAX_MAKING => {
-                *self = Self::Always;
-                Coverage::Full
-            }
-            Self::Since(_, threads) => match threads.insert(tid) {
-                true => Coverage::InDoubt,
-                false => Coverage::Full,
-            },
+        let (since, threads) = match self {
+            Self::Always => return Coverage::Full,
+            Self::GivenUp => return Coverage::InDoubt,
+            Self::Since { since, threads } => (*since, threads),
+        };
+        let elapsed = since.and_then(|since| time.0.checked_sub(since.0));
+        if elapsed.is_some_and(|elapsed| elapsed >= MAX_MAKING) {
+            *self = Self::Always;
+            return Coverage::Full;
+        }
+        match (threads.insert(tid), elapsed) {
+            (true, _) => Coverage::InDoubt,
+            (false, Some(_)) => Coverage::Full,
+            (false, None) => Coverage::Partial,
+        }
+    }
+
+    /// Records that every tensor is reported from a time on.
+    fn begin(&mut self, time: TimeNs) {
+        if !matches!(self, Self::Since { .. }) {
+            *self = Self::default();
+        }
+        if let Self::Since { since, .. } = self {
+            *since = Some(time);
         }
     }
 }
@@ -141,7 +163,7 @@ impl PurposeInterner {
 
     /// Records that the probes on tensors have been in place since a time.
     pub fn watch_since(&mut self, since: TimeNs) {
-        self.tensors = WatchedTensors::Since(since, HashSet::new());
+        self.tensors.begin(since);
     }
 
     /// Returns the purpose of a record's memory, and its definition if new. `purpose` is for memory without a tensor.
@@ -256,6 +278,13 @@ mod tests {
         }
     }
 
+    /// Interner of a process that is watched from its start.
+    fn watching() -> PurposeInterner {
+        let mut shapes = PurposeInterner::default();
+        shapes.watch_all();
+        shapes
+    }
+
     fn block(time_ns: u64, size: i64) -> MemoryRecord {
         MemoryRecord {
             time_ns,
@@ -319,7 +348,7 @@ mod tests {
 
     #[test]
     fn each_shape_is_defined_once() {
-        let mut shapes = PurposeInterner::default();
+        let mut shapes = watching();
         let (first, defined) = shapes.of(&block(1, 512), Some(&dense(&[3])), None);
         let defined = defined.expect("a new shape");
         assert!(
@@ -337,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_recent_shape_in_a_block_of_another_size_is_checked_anew() {
-        let mut shapes = PurposeInterner::default();
+        let mut shapes = watching();
         let of = |shapes: &mut PurposeInterner, size| {
             let block = block(1, size);
             shapes.of(&block, Some(&dense(&[3, 33])), None).0
@@ -350,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_recent_shape_that_was_forgotten_is_defined_anew() {
-        let mut shapes = PurposeInterner::default();
+        let mut shapes = watching();
         let mut of = |width| shapes.of(&block(1, 1 << 20), Some(&dense(&[width])), None);
         let (first, _) = of(1);
         for width in 2..=BlockPurposes::MOST as u64 {
@@ -373,43 +402,47 @@ mod tests {
             };
             shapes.of(&block, shape, None).0
         };
+        let tensor = dense(&[3]);
         assert_eq!(of(&mut shapes, 1, 5, None), PurposeId::NONE);
+        let of_earlier = of(&mut shapes, 2, 5, Some(&tensor));
+        assert_eq!(
+            of_earlier,
+            PurposeId::NONE,
+            "its block may have come before"
+        );
+        let known = of(&mut shapes, 2, 6, Some(&tensor));
+        assert!(known != PurposeId::NONE && known != PurposeId::NO_TENSOR);
         shapes.watch_since(TimeNs(10));
         assert_eq!(of(&mut shapes, 1, 9, None), PurposeId::NONE);
-        assert_eq!(of(&mut shapes, 1, 10, None), PurposeId::NONE);
-        assert_eq!(of(&mut shapes, 1, 11, None), PurposeId::NO_TENSOR);
-        let tensor = dense(&[3]);
-        let before = of(&mut shapes, 5, 9, Some(&tensor));
-        assert_eq!(
-            before,
-            PurposeId::NONE,
-            "it may be that of an earlier block"
-        );
-        assert_eq!(of(&mut shapes, 2, 12, Some(&tensor)), PurposeId::NONE);
-        let known = of(&mut shapes, 2, 13, Some(&tensor));
-        assert!(known != PurposeId::NONE && known != PurposeId::NO_TENSOR);
-        assert_eq!(of(&mut shapes, 2, 13, None), PurposeId::NO_TENSOR);
-        assert_eq!(of(&mut shapes, 3, 14, None), PurposeId::NONE);
+        assert_eq!(of(&mut shapes, 1, 10, None), PurposeId::NO_TENSOR);
+        assert_eq!(of(&mut shapes, 2, 10, Some(&tensor)), known);
+        assert_eq!(of(&mut shapes, 3, 12, Some(&tensor)), PurposeId::NONE);
+        assert_eq!(of(&mut shapes, 3, 13, Some(&tensor)), known);
+        assert_eq!(of(&mut shapes, 3, 13, None), PurposeId::NO_TENSOR);
+        assert_eq!(of(&mut shapes, 4, 14, None), PurposeId::NONE);
         let late = 10 + MAX_MAKING;
-        assert_eq!(of(&mut shapes, 4, late, None), PurposeId::NO_TENSOR);
+        assert_eq!(of(&mut shapes, 5, late, None), PurposeId::NO_TENSOR);
     }
 
     #[test]
     fn a_request_from_before_the_probes_were_given_up_is_no_later_blocks_tensor() {
-        let mut shapes = PurposeInterner::default();
-        shapes.watch_all();
+        let mut shapes = watching();
         let tensor = dense(&[3]);
         let known = shapes.of(&block(5, 512), Some(&tensor), None).0;
         assert_ne!(known, PurposeId::NONE);
         shapes.watch_none();
-        let left_over = shapes.of(&block(6, 512), Some(&tensor), None).0;
-        assert_eq!(left_over, PurposeId::NONE);
+        let of = |shapes: &mut PurposeInterner, time| {
+            shapes.of(&block(time, 512), Some(&tensor), None).0
+        };
+        assert_eq!(of(&mut shapes, 6), PurposeId::NONE);
+        shapes.watch_since(TimeNs(7));
+        assert_eq!(of(&mut shapes, 7), PurposeId::NONE);
+        assert_eq!(of(&mut shapes, 8), known);
     }
 
     #[test]
     fn a_process_watched_from_its_start_has_no_block_in_doubt() {
-        let mut shapes = PurposeInterner::default();
-        shapes.watch_all();
+        let mut shapes = watching();
         let id = shapes.of(&block(5, 512), None, None).0;
         assert_eq!(id, PurposeId::NO_TENSOR);
     }

@@ -308,7 +308,9 @@ impl ChunkCache {
     /// Reads chunks that are missing. Without memory for them they stay missing.
     fn add(&mut self, memory: &impl ReadMemory, numbers: &[u64]) {
         let first = self.chunks.len();
-        let Ok(bytes) = self.bytes.append(numbers.len()) else {
+        let chunks = &self.chunks;
+        let address_of = |place: usize| chunks[place].start();
+        let Ok(bytes) = self.bytes.append(numbers.len(), &address_of) else {
             return;
         };
         for (place, &number) in (first..).zip(numbers) {

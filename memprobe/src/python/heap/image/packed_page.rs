@@ -1,101 +1,238 @@
-//! Pages in less memory. Most words of a heap are zero, or small, or a pointer whose upper half most words of the page
-//! share: such a word takes 4 bytes or none. Each word can be read without those before it.
+//! Pages in less memory. Most words of a heap are zero, or small, or point to what lies near, or occur several times in
+//! the page. Each word can be read without those before it.
 //!
-//! A packed page is a list of `u32`:
+//! A packed page is a list of bytes:
 //!
-//! | index | |
+//! | from byte | |
 //! |---|---|
-//! | 0 | the shared upper half |
-//! | 1 to 8 | index of each of the 16 groups, two in one, that of the first in the lower half |
-//! | from 9 | the groups |
+//! | 0 | address of the page |
+//! | 8 | the upper half that most other pointers share |
+//! | 12 | number of `u32` of the packed page |
+//! | 16 | first byte of each of the 16 groups, two bytes each |
+//! | 48 | words that occur several times |
+//! | behind those | the groups |
 //!
-//! A group is 32 words: 2 bits for each ([`code`]), the first in the lowest ones, in two `u32`, then what they stand for.
+//! A group is 32 words. It begins with three planes: in each, a bit of every word's [`Code`], that of the first word
+//! lowest. Behind them lies what the codes stand for.
+
+use zerocopy::IntoBytes as _;
 
 use crate::process::memory::PAGE;
 
 /// Bytes of a word.
 pub(super) const WORD: usize = size_of::<u64>();
+/// Bytes of the unit in which packed pages are counted.
+const UNIT: usize = size_of::<u32>();
 /// Words of a page.
 const WORDS: usize = PAGE / WORD;
 /// Words of a group.
 const GROUP: usize = 32;
 const GROUPS: usize = WORDS / GROUP;
-/// Index of the first group.
-const FIRST: usize = 1 + GROUPS / 2;
-/// Most `u32` of a packed page, and one for a half that is not needed.
-const MOST: usize = FIRST + 2 * GROUPS + 2 * WORDS + 1;
+/// Bytes of the planes of a group.
+const PLANES: usize = 3 * size_of::<u32>();
+
+const SHARED: usize = 8;
+const LENGTH: usize = 12;
+const STARTS: usize = 16;
+const REPEATED: usize = STARTS + 2 * GROUPS;
+
+/// Most words that occur several times: an index has one byte.
+const MOST_REPEATED: usize = 1 << u8::BITS;
+/// Most bytes of a packed page, and of a word that is written behind them.
+const MOST: usize = REPEATED + WORD * MOST_REPEATED + GROUPS * PLANES + PAGE + 2 * WORD;
+
 /// Words from one that votes for the shared half to the next. Odd, because objects repeat at powers of two.
 const SAMPLED: usize = 5;
 
-/// Representation of a word. The number of bits that are set is the number of its `u32`.
-mod code {
-    /// Zero, without a `u32`.
-    pub(super) const ZERO: u64 = 0;
-    /// The lower half; the upper half is zero.
-    pub(super) const LOWER: u64 = 1;
-    /// The lower half; the upper half is the shared one.
-    pub(super) const SHARED: u64 = 2;
-    /// The lower half, then the upper half.
-    pub(super) const WHOLE: u64 = 3;
+/// Representation of a word.
+type Code = usize;
+/// Without a byte.
+const ZERO: Code = 0;
+/// Below 256.
+const SMALL: Code = 1;
+/// Distance from the page's address, in two bytes.
+const NEAR: Code = 2;
+/// Distance from the page's address, in three bytes.
+const FAR: Code = 3;
+/// The lower half; the upper half is the shared one.
+const POINTER: Code = 4;
+/// Index in the words that occur several times.
+const SEVERAL: Code = 5;
+/// The lower half; the upper half is zero.
+const LOWER: Code = 6;
+const WHOLE: Code = 7;
+
+/// Bytes that a word of each code takes. [`bytes_before`] relies on them.
+const BYTES: [usize; 8] = [0, 1, 2, 3, 4, 1, 4, 8];
+
+/// Bits of a word that its bytes have.
+const BITS: [u64; 8] = [
+    0,
+    0xff,
+    0xffff,
+    0xff_ffff,
+    0xffff_ffff,
+    0xff,
+    0xffff_ffff,
+    u64::MAX,
+];
+
+/// The sign of a distance.
+const SIGNS: [u64; 8] = [0, 0, 1 << 15, 1 << 23, 0, 0, 0, 0];
+
+/// A word that may occur several times.
+#[derive(Clone, Copy, Default)]
+struct Candidate {
+    word: u64,
+    count: u16,
+    /// Its index, once it is known to be worth one.
+    index: Option<u8>,
 }
 
 /// Memory in which a page is packed.
-pub(super) struct PackBuffer([u32; MOST]);
+pub(super) struct PackBuffer {
+    packed: [u32; MOST.div_ceil(UNIT)],
+    /// Candidates, each at the slot that its word gives.
+    candidates: [Candidate; MOST_REPEATED],
+}
 
 impl PackBuffer {
     pub(super) fn new() -> Box<Self> {
-        Box::new(Self([0; MOST]))
+        Box::new(Self {
+            packed: [0; MOST.div_ceil(UNIT)],
+            candidates: [Candidate::default(); MOST_REPEATED],
+        })
     }
 
     /// Packs a page of [`PAGE`] bytes. `None` if it takes as much memory as it is.
-    pub(super) fn pack(&mut self, page: &[u8]) -> Option<&[u32]> {
+    pub(super) fn pack(&mut self, page: &[u8], address: u64) -> Option<&[u32]> {
         let (words, _) = page.as_chunks::<WORD>();
-        let (groups, _) = words.as_chunks::<GROUP>();
-        let sampled = words.iter().step_by(SAMPLED);
-        let shared = shared_upper(sampled.map(|word| u64::from_ne_bytes(*word)));
-        let packed = &mut self.0;
-        packed[0] = shared;
-        let mut end = FIRST;
-        for (number, group) in groups.iter().take(GROUPS).enumerate() {
-            let starts = &mut packed[1 + number / 2];
-            *starts = match number % 2 {
-                0 => end as u32,
-                _ => *starts | (end as u32) << 16,
-            };
+        let words = || words.iter().map(|word| u64::from_ne_bytes(*word));
+        let shared = shared_upper(words().step_by(SAMPLED));
+        let plain = PlainCodes { address, shared };
+        self.count(words(), plain);
+        let mut end = REPEATED + WORD * self.choose(plain);
+        let packed = self.packed.as_mut_bytes();
+        put(packed, 0, address.to_ne_bytes());
+        put(packed, SHARED, shared.to_ne_bytes());
+        let mut words = words();
+        for group in 0..GROUPS {
+            put(packed, STARTS + 2 * group, (end as u16).to_ne_bytes());
             let start = end;
-            end += 2;
-            let mut codes = 0;
-            for (place, word) in group.iter().enumerate() {
-                let (lower, upper) = halves(u64::from_ne_bytes(*word));
-                let code = code_of(lower, upper, shared);
-                codes |= code << (2 * place);
-                // Both are written in any case, because no branch on them could be predicted: what follows overwrites
-                // what is not needed.
-                packed[end] = lower;
-                end += usize::from(code != code::ZERO);
-                packed[end] = upper;
-                end += usize::from(code == code::WHOLE);
+            end += PLANES;
+            let mut planes = [0_u32; 3];
+            for (place, word) in words.by_ref().take(GROUP).enumerate() {
+                let (code, value) = encoded(word, plain, &self.candidates);
+                for (bit, plane) in planes.iter_mut().enumerate() {
+                    *plane |= ((code >> bit & 1) as u32) << place;
+                }
+                // What follows overwrites the bytes that are too many.
+                put(packed, end, value.to_ne_bytes());
+                end += BYTES[code];
             }
-            (packed[start], packed[start + 1]) = halves(codes);
+            for (plane, bits) in planes.into_iter().enumerate() {
+                put(packed, start + UNIT * plane, bits.to_ne_bytes());
+            }
         }
-        (end < PAGE / size_of::<u32>()).then(|| &packed[..end])
+        // Every word is read as a whole.
+        let length = (end + WORD).div_ceil(UNIT);
+        put(packed, LENGTH, (length as u32).to_ne_bytes());
+        (length < PAGE / UNIT).then(|| &self.packed[..length])
+    }
+
+    /// Counts the words that take three bytes or more.
+    fn count(&mut self, words: impl Iterator<Item = u64>, plain: PlainCodes) {
+        self.candidates.fill(Candidate::default());
+        for word in words {
+            if BYTES[plain.code(word)] < BYTES[FAR] {
+                continue;
+            }
+            let candidate = &mut self.candidates[slot(word)];
+            if candidate.word == word {
+                candidate.count += 1;
+            } else if candidate.count <= 1 {
+                let (count, index) = (1, None);
+                *candidate = Candidate { word, count, index };
+            }
+        }
+    }
+
+    /// Stores the words for which an index takes less memory than they, and returns their number.
+    fn choose(&mut self, plain: PlainCodes) -> usize {
+        let packed = self.packed.as_mut_bytes();
+        let mut number = 0;
+        for candidate in &mut self.candidates {
+            let saved = BYTES[plain.code(candidate.word)].saturating_sub(BYTES[SEVERAL]);
+            if usize::from(candidate.count) * saved > WORD {
+                candidate.index = Some(number as u8);
+                put(
+                    packed,
+                    REPEATED + WORD * number,
+                    candidate.word.to_ne_bytes(),
+                );
+                number += 1;
+            }
+        }
+        number
     }
 }
 
-/// Lower and upper half of a word.
-const fn halves(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
+fn put<const N: usize>(packed: &mut [u8], at: usize, bytes: [u8; N]) {
+    packed[at..at + N].copy_from_slice(&bytes);
 }
 
-pub(super) const fn word_of(lower: u32, upper: u32) -> u64 {
-    lower as u64 | (upper as u64) << 32
+fn get<const N: usize>(packed: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&packed[at..at + N]);
+    bytes
 }
 
-const fn code_of(lower: u32, upper: u32, shared: u32) -> u64 {
-    let is_large = (upper != 0) as u64;
-    let is_whole = (upper != shared) as u64;
-    let is_small = (lower != 0) as u64 * code::LOWER;
-    is_large * (code::SHARED + is_whole) + (1 - is_large) * is_small
+/// Slot of a candidate.
+const fn slot(word: u64) -> usize {
+    (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - MOST_REPEATED.ilog2())) as usize
+}
+
+/// Codes of words that occur once.
+#[derive(Clone, Copy)]
+struct PlainCodes {
+    address: u64,
+    shared: u32,
+}
+
+impl PlainCodes {
+    fn code(self, word: u64) -> Code {
+        let distance = word.wrapping_sub(self.address);
+        let is_within = |sign: u64| distance.wrapping_add(sign) < 2 * sign;
+        let upper = (word >> u32::BITS) as u32;
+        if word <= BITS[SMALL] {
+            [ZERO, SMALL][usize::from(word != 0)]
+        } else if is_within(SIGNS[NEAR]) {
+            NEAR
+        } else if is_within(SIGNS[FAR]) {
+            FAR
+        } else if upper == 0 {
+            LOWER
+        } else if upper == self.shared {
+            POINTER
+        } else {
+            WHOLE
+        }
+    }
+}
+
+/// Code of a word, and its bytes.
+fn encoded(word: u64, plain: PlainCodes, candidates: &[Candidate; MOST_REPEATED]) -> (Code, u64) {
+    let code = plain.code(word);
+    if BYTES[code] >= BYTES[FAR] {
+        let candidate = &candidates[slot(word)];
+        if let Some(index) = candidate.index.filter(|_| candidate.word == word) {
+            return (SEVERAL, index.into());
+        }
+    }
+    match code {
+        NEAR | FAR => (code, word.wrapping_sub(plain.address)),
+        _ => (code, word),
+    }
 }
 
 /// The upper half that most of these words have, besides zero. The majority vote of Boyer and Moore finds it if more
@@ -103,7 +240,7 @@ const fn code_of(lower: u32, upper: u32, shared: u32) -> u64 {
 fn shared_upper(words: impl Iterator<Item = u64>) -> u32 {
     let (mut candidate, mut votes) = (0, 0_u32);
     for word in words {
-        let (_, upper) = halves(word);
+        let upper = (word >> u32::BITS) as u32;
         if upper == 0 {
             continue;
         }
@@ -120,14 +257,13 @@ fn shared_upper(words: impl Iterator<Item = u64>) -> u32 {
 
 /// Number of `u32` of the packed page at the beginning of a list.
 pub(super) fn length(packed: &[u32]) -> usize {
-    let first_of_last = Words::from(packed, WORDS - GROUP);
-    first_of_last.at + first_of_last.codes.count_ones() as usize
+    u32::from_ne_bytes(get(packed.as_bytes(), LENGTH)) as usize
 }
 
 /// Word of a packed page by its number.
 #[inline]
 pub(super) fn word(packed: &[u32], number: usize) -> u64 {
-    Words::from(packed, number).next(packed)
+    Words::from(packed.as_bytes(), number).next()
 }
 
 /// Copies bytes from the `start`th on out of a packed page.
@@ -147,10 +283,10 @@ pub(super) fn read(packed: &[u32], start: usize, into: &mut [u8]) {
     let (mut whole, end) = rest.as_chunks_mut::<WORD>();
     while !whole.is_empty() {
         let (group, others) = whole.split_at_mut((GROUP - number % GROUP).min(whole.len()));
-        let mut words = Words::from(packed, number);
+        let mut words = Words::from(packed.as_bytes(), number);
         number += group.len();
         for word in group {
-            *word = words.next(packed).to_ne_bytes();
+            *word = words.next().to_ne_bytes();
         }
         whole = others;
     }
@@ -161,45 +297,70 @@ pub(super) fn read(packed: &[u32], start: usize, into: &mut [u8]) {
 }
 
 /// The words of a group from one on.
-struct Words {
-    codes: u64,
-    /// Index of what the first of them stands for.
+struct Words<'a> {
+    packed: &'a [u8],
+    planes: [u32; 3],
+    /// First byte of what the first of them stands for.
     at: usize,
+    address: u64,
+    /// The shared upper half, in its place.
+    shared: u64,
 }
 
-impl Words {
+impl<'a> Words<'a> {
     #[inline]
-    fn from(packed: &[u32], number: usize) -> Self {
-        let group = number / GROUP;
-        let starts = packed[1 + group / 2];
-        let start = (starts >> (16 * (group % 2)) & 0xffff) as usize;
-        let codes = word_of(packed[start], packed[start + 1]);
-        let shift = 2 * (number % GROUP);
-        let before = codes & !(u64::MAX << shift);
+    fn from(packed: &'a [u8], number: usize) -> Self {
+        let start = u16::from_ne_bytes(get(packed, STARTS + 2 * (number / GROUP)));
+        let start = usize::from(start);
+        let planes: [u8; PLANES] = get(packed, start);
+        let planes = [0, 1, 2].map(|plane| u32::from_ne_bytes(get(&planes, UNIT * plane)));
+        let place = number % GROUP;
+        let before = (1_u32 << place) - 1;
+        let shared: u32 = u32::from_ne_bytes(get(packed, SHARED));
         Self {
-            codes: codes >> shift,
-            at: start + 2 + before.count_ones() as usize,
+            packed,
+            planes: planes.map(|plane| plane >> place),
+            at: start + PLANES + bytes_before(planes.map(|plane| plane & before)),
+            address: u64::from_ne_bytes(get(packed, 0)),
+            shared: u64::from(shared) << u32::BITS,
         }
     }
 
-    /// All that a word may consist of is read, because which it is cannot be predicted.
+    /// All that a word may consist of is computed, because which it is cannot be predicted.
     #[inline]
-    fn next(&mut self, packed: &[u32]) -> u64 {
-        let code = (self.codes & 3) as usize;
-        self.codes >>= 2;
-        let stored = |at: usize| packed.get(at).copied().unwrap_or_default();
-        let (first, second) = (stored(self.at), stored(self.at + 1));
-        self.at += (code & 1) + (code >> 1);
-        let lower = [0, first, first, first][code];
-        let upper = [0, 0, packed[0], second][code];
-        word_of(lower, upper)
+    fn next(&mut self) -> u64 {
+        let bit = |plane: usize| (self.planes[plane] & 1) as usize;
+        let code = bit(0) | bit(1) << 1 | bit(2) << 2;
+        self.planes = self.planes.map(|plane| plane >> 1);
+        let stored = u64::from_ne_bytes(get(self.packed, self.at)) & BITS[code];
+        self.at += BYTES[code];
+        let base = [0, 0, self.address, self.address, self.shared, 0, 0, 0][code];
+        let sign = SIGNS[code];
+        let word = (stored ^ sign).wrapping_sub(sign).wrapping_add(base);
+        if code == SEVERAL {
+            return u64::from_ne_bytes(get(self.packed, REPEATED + WORD * stored as usize));
+        }
+        word
     }
+}
+
+/// Bytes that words take whose codes have these planes. Each mask has the codes to whose bytes it adds: see [`BYTES`].
+#[inline]
+fn bytes_before([low, middle, high]: [u32; 3]) -> usize {
+    let one = low & !(middle & high);
+    let two = middle & !high;
+    let four = high & !low;
+    let eight = low & middle & high;
+    let bytes = one.count_ones() + 2 * two.count_ones() + 4 * four.count_ones();
+    (bytes + 8 * eight.count_ones()) as usize
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const AT: u64 = 0x7f12_3456_7000;
 
     fn page_of(words: impl Fn(usize) -> u64) -> Vec<u8> {
         (0..WORDS).flat_map(|at| words(at).to_ne_bytes()).collect()
@@ -208,7 +369,7 @@ mod tests {
     /// The bytes of a page after packing, and its packed length in bytes.
     fn packed_and_back(page: &[u8]) -> Option<(Vec<u8>, usize)> {
         let mut buffer = PackBuffer::new();
-        let packed = buffer.pack(page)?;
+        let packed = buffer.pack(page, AT)?;
         // Others follow in memory.
         let longer = [packed, &[u32::MAX; 9]].concat();
         assert_eq!(length(&longer), packed.len());
@@ -217,17 +378,50 @@ mod tests {
         Some((bytes, size_of_val(packed)))
     }
 
+    /// Bytes that a packed page has besides its words.
+    const LEAST: usize = REPEATED + GROUPS * PLANES + WORD;
+
     #[test]
     fn of_a_page_of_zeroes_only_the_codes_take_memory() {
         let page = page_of(|_| 0);
-        let size = 4 + 2 * GROUPS + 8 * GROUPS;
-        assert_eq!(packed_and_back(&page), Some((page, size)));
+        assert_eq!(packed_and_back(&page), Some((page, LEAST)));
+    }
+
+    #[test]
+    fn a_word_takes_the_bytes_that_its_distance_needs() {
+        let alone = |word: u64| packed_and_back(&page_of(|at| word * u64::from(at == 77)));
+        let size = |word: u64| alone(word).unwrap().1 - LEAST;
+        assert_eq!(size(0xff), UNIT);
+        assert_eq!(size(AT - (1 << 15)), UNIT);
+        let ends = [AT - (1 << 23), AT + (1 << 23) - 1, AT + (1 << 23)];
+        for word in [AT + (1 << 15), 0xffff_ffff, u64::MAX]
+            .into_iter()
+            .chain(ends)
+        {
+            let page = page_of(|at| word * u64::from(at == 77));
+            assert_eq!(alone(word).unwrap().0, page, "{word:#x}");
+        }
     }
 
     #[test]
     fn pointers_with_one_upper_half_take_four_bytes_each() {
-        let page = page_of(|at| 0x7f12_0000_1000 + 16 * at as u64);
-        let size = 4 + 2 * GROUPS + 8 * GROUPS + 4 * WORDS;
+        let page = page_of(|at| 0x7f12_8000_1000 + 16 * at as u64);
+        assert_eq!(packed_and_back(&page), Some((page, LEAST + 4 * WORDS)));
+    }
+
+    #[test]
+    fn pointers_to_what_lies_near_take_two_or_three_bytes_each() {
+        let page = page_of(|at| AT + 16 * at as u64);
+        assert_eq!(packed_and_back(&page), Some((page, LEAST + 2 * WORDS)));
+        let page = page_of(|at| AT - 0x10_0000 + 16 * at as u64);
+        assert_eq!(packed_and_back(&page), Some((page, LEAST + 3 * WORDS)));
+    }
+
+    #[test]
+    fn a_word_that_occurs_several_times_takes_a_byte_each_time() {
+        let kinds = [0x55aa_1234_5678, 0x9e37_79b9_7f4a_7c15];
+        let page = page_of(|at| kinds[at % 2]);
+        let size = LEAST + 2 * WORD + WORDS;
         assert_eq!(packed_and_back(&page), Some((page, size)));
     }
 
@@ -244,6 +438,10 @@ mod tests {
             3 => 0..1_u64 << 32,
             3 => (0..1_u64 << 32).prop_map(|lower| 0x7f12_0000_0000 | lower),
             1 => (0..1_u64 << 32).prop_map(|lower| 0x55aa_0000_0000 | lower),
+            2 => (0..1_u64 << 17).prop_map(|distance| AT - (1 << 16) + distance),
+            2 => (0..1_u64 << 25).prop_map(|distance| AT - (1 << 24) + distance),
+            2 => (0..20_u64).prop_map(|class| class.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            2 => 0..256_u64,
             1 => any::<u64>(),
         ]
     }
@@ -257,7 +455,7 @@ mod tests {
         ) {
             let page = page_of(|at| words[at]);
             let mut buffer = PackBuffer::new();
-            let packed = buffer.pack(&page);
+            let packed = buffer.pack(&page, AT);
             prop_assume!(packed.is_some());
             let packed = packed.unwrap_or_default();
             for (at, &expected) in words.iter().enumerate() {

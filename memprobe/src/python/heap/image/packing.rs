@@ -7,6 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use memmap2::MmapMut;
 use zerocopy::IntoBytes as _;
 
+use super::PAGES;
 use super::packed_page::PackBuffer;
 use crate::process::memory::{Digest, PAGE};
 
@@ -37,12 +38,16 @@ pub(super) struct WindowPage {
 }
 
 impl PackedWindows {
-    fn of(windows: &[MmapMut]) -> Self {
+    /// Packs windows whose chunks lay at these addresses.
+    fn of(windows: &[MmapMut], addresses: &[u64]) -> Self {
         let mut buffer = PackBuffer::new();
         let mut packed = Self::default();
-        for page in windows.iter().flat_map(|window| window.chunks_exact(PAGE)) {
+        let pages = windows.iter().flat_map(|window| window.chunks_exact(PAGE));
+        for (number, page) in pages.enumerate() {
             let start = packed.units.len();
-            let form = match buffer.pack(page) {
+            let chunk = addresses.get(number / PAGES).copied().unwrap_or_default();
+            let address = chunk.wrapping_add((number % PAGES * PAGE) as u64);
+            let form = match buffer.pack(page, address) {
                 Some(units) => {
                     packed.units.extend_from_slice(units);
                     PageForm::Packed
@@ -98,15 +103,16 @@ enum PackWork {
 }
 
 impl Packing {
-    /// Begins to pack full windows of equal size.
-    pub(super) fn begin(windows: Vec<MmapMut>, first: usize) -> Self {
+    /// Begins to pack full windows of equal size, whose chunks lay at these addresses.
+    pub(super) fn begin(windows: Vec<MmapMut>, first: usize, addresses: Vec<u64>) -> Self {
         let windows = Arc::new(windows);
-        let shared = Arc::clone(&windows);
+        let addresses: Arc<[u64]> = addresses.into();
+        let shared = (Arc::clone(&windows), Arc::clone(&addresses));
         let thread = Builder::new().name("pack".to_owned());
-        let work = match thread.spawn(move || PackedWindows::of(&shared)) {
+        let work = match thread.spawn(move || PackedWindows::of(&shared.0, &shared.1)) {
             Ok(thread) => PackWork::Begun(thread),
             // There may be no more threads.
-            Err(_) => PackWork::Done(PackedWindows::of(&windows)),
+            Err(_) => PackWork::Done(PackedWindows::of(&windows, &addresses)),
         };
         Self {
             windows,

@@ -59,10 +59,14 @@ struct StoredPage {
 }
 
 impl ChunkStore {
-    /// Appends chunks, with any content.
-    pub(super) fn append(&mut self, count: usize) -> io::Result<impl Iterator<Item = &mut [u8]>> {
+    /// Appends chunks, with any content. `address_of` is the address of a chunk that there is.
+    pub(super) fn append<'a>(
+        &'a mut self,
+        count: usize,
+        address_of: &dyn Fn(usize) -> u64,
+    ) -> io::Result<impl Iterator<Item = &'a mut [u8]> + use<'a>> {
         while self.windows.len() * WINDOW < self.len - self.first + count {
-            self.add_window()?;
+            self.add_window(address_of)?;
         }
         let start = self.len - self.first;
         self.len += count;
@@ -72,12 +76,14 @@ impl ChunkStore {
     }
 
     /// Adds a window, and begins to pack the oldest ones if there are many.
-    fn add_window(&mut self) -> io::Result<()> {
+    fn add_window(&mut self, address_of: &dyn Fn(usize) -> u64) -> io::Result<()> {
         let mut window = None;
         if self.len >= MANY && self.len - self.first >= AT_ONCE * WINDOW {
             window = self.end_packing()?;
             let oldest = self.windows.drain(..AT_ONCE).collect();
-            self.packing = Some(Packing::begin(oldest, self.first));
+            let indices = self.first..self.first + AT_ONCE * WINDOW;
+            let addresses = indices.map(address_of).collect();
+            self.packing = Some(Packing::begin(oldest, self.first, addresses));
             self.first += AT_ONCE * WINDOW;
             let digests = self.digests.len().min(AT_ONCE * WINDOW);
             self.digests.drain(..digests);
@@ -237,7 +243,8 @@ impl ChunkStore {
                 let word = match page.form {
                     PageForm::Packed => packed_page::word(stored, number),
                     PageForm::Plain => {
-                        packed_page::word_of(stored[2 * number], stored[2 * number + 1])
+                        let halves = [stored[2 * number], stored[2 * number + 1]];
+                        u64::from(halves[0]) | u64::from(halves[1]) << u32::BITS
                     }
                 };
                 array.copy_from_slice(&word.to_ne_bytes()[start % WORD..][..N]);
@@ -336,7 +343,8 @@ mod tests {
         let mut store = ChunkStore::default();
         for first in (0..COUNT).step_by(step) {
             let numbers = first..COUNT.min(first + step);
-            let chunks = store.append(numbers.len()).unwrap();
+            let address_of = |number| 0x7f12_0000_0000 + (number * CHUNK) as u64;
+            let chunks = store.append(numbers.len(), &address_of).unwrap();
             for (number, bytes) in numbers.zip(chunks) {
                 bytes.copy_from_slice(&chunk_of(number, [0; PAGES]));
             }
@@ -422,7 +430,7 @@ mod tests {
             }
             // Others come behind them.
             let count = staying().count();
-            for bytes in store.append(2).unwrap() {
+            for bytes in store.append(2, &|_| 0).unwrap() {
                 bytes.copy_from_slice(&chunk_of(9, [0; PAGES]));
             }
 
@@ -434,7 +442,7 @@ mod tests {
     fn an_emptied_store_can_be_filled_again() {
         let mut store = filled(WINDOW);
         store.keep([]).unwrap();
-        for bytes in store.append(1).unwrap() {
+        for bytes in store.append(1, &|_| 0).unwrap() {
             bytes.copy_from_slice(&chunk_of(4, [0; PAGES]));
         }
         assert_holds(&store, 0, &chunk_of(4, [0; PAGES]));

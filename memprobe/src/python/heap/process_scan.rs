@@ -100,7 +100,7 @@ pub struct ProcessScan {
 const REPORT_EVERY: usize = 4096;
 
 impl ProcessScan {
-    #[cfg(test)]
+    /// Objects that the collector lists.
     pub fn of(heap: &Heap<'_, impl ReadMemory>, listed: &[Listed]) -> Self {
         let mut scan = Self::default();
         for object in listed {

@@ -344,7 +344,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Bytes that words take whose codes have these planes. Each mask has the codes to whose bytes it adds: see [`BYTES`].
+/// Bytes of the words with these planes of codes. Each mask has the codes to whose bytes it adds: see [`BYTES`].
 #[inline]
 fn bytes_before([low, middle, high]: [u32; 3]) -> usize {
     let one = low & !(middle & high);

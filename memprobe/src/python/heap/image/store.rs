@@ -14,11 +14,11 @@ use super::slabs::{ListStart, PageSize, Slabs, map};
 use super::{CHUNK, PAGES};
 use crate::process::memory::{Digest, PAGE};
 
-/// Chunks of a window: 4 MiB.
-const WINDOW: usize = 256;
+/// Chunks of a window: 2 MiB, as a huge page has.
+const WINDOW: usize = 128;
 
 /// Chunks from which on older ones are packed: 256 MiB. A program that has loaded PyTorch has half of them.
-const MANY: usize = if cfg!(test) { 2 } else { 64 } * WINDOW;
+const MANY: usize = if cfg!(test) { 2 } else { 128 } * WINDOW;
 
 /// Windows that are packed for each new one, so that in the end none is as it was read.
 const AT_ONCE: usize = 2;

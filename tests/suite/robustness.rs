@@ -133,10 +133,12 @@ fn two_memprobes_on_one_target_agree() {
             continue;
         }
         let mut theirs = timeless(theirs);
-        // In the first second after attach, the tensor of a thread's first block is in doubt: it may have been begun
-        // before the second memprobe's probes were in place.
-        if is_first && ours.shape.is_none() && ours.tensor.is_none() {
-            forget_tensor(&mut theirs);
+        // Right after attach, the tensor of a thread's first block is in doubt, and that there is none is of all blocks.
+        if ours.tensor.is_none() {
+            (theirs.tensor, theirs.inferred) = (None, None);
+        }
+        if is_first && ours.shape.is_none() {
+            forget_shape(&mut theirs);
         }
         forget_what_is_unknown(&mut theirs, ours);
         assert_eq!(theirs, timeless(ours), "event {at} of {}", later.len());
@@ -144,15 +146,13 @@ fn two_memprobes_on_one_target_agree() {
     println!("two memprobes agree on {} events", later.len() - known);
 }
 
-/// Ignores the tensor of a block, which memprobe leaves unknown where it is in doubt.
-fn forget_tensor(event: &mut Event) {
+/// Ignores the tensor of a block.
+fn forget_shape(event: &mut Event) {
     *event = Event {
         shape: None,
         more_dimensions: None,
         dtype: None,
         requested: None,
-        tensor: None,
-        inferred: None,
         ..event.clone()
     };
 }

@@ -14,14 +14,110 @@ pub enum PathOrigin {
     From(u32, Step),
 }
 
-/// An origin for each of a sequence of objects, in columns: 13 bytes each.
+/// An origin for each of a sequence of objects, in columns: 9 bytes each.
 #[derive(Debug, Default)]
 pub(super) struct OriginTable {
     kinds: Vec<OriginKind>,
     /// Index of the root, or of the object before.
     from: Vec<u32>,
-    /// Value of the step: an address, an index, or two of them.
-    values: Vec<u64>,
+    values: StepValues,
+}
+
+/// Values of steps: an address, an index, or two indices.
+#[derive(Debug, Default)]
+struct StepValues {
+    /// Values that are small, or lie near; with [`LARGE`], the index of one that does not.
+    stored: Vec<u32>,
+    /// The address from which others are counted in words.
+    base: Option<u64>,
+    /// All other values, each once: the same few names lead to most objects.
+    large: Vec<u64>,
+    places_of_large: HashMap<u64, u32>,
+}
+
+/// Bit of an index in the large values.
+const LARGE: u32 = 1 << 31;
+
+/// Bytes of a word, as a power of two.
+const WORD: u32 = size_of::<u64>().ilog2();
+
+impl StepValues {
+    /// Zero for each of a number of objects.
+    fn zeroes(objects: usize) -> Self {
+        Self {
+            stored: vec![0; objects],
+            ..Self::default()
+        }
+    }
+
+    fn get(&self, place: usize, kind: OriginKind) -> u64 {
+        let stored = self.stored[place];
+        if stored & LARGE != 0 {
+            return self.large[(stored & !LARGE) as usize];
+        }
+        let [high, low] = [stored >> 16, stored & 0xffff];
+        match kind.value() {
+            ValueKind::Address => {
+                let base = self.base.unwrap_or_default();
+                base.wrapping_add(u64::from(stored) << WORD)
+            }
+            ValueKind::Index => stored.into(),
+            ValueKind::Indices => joined(high, low),
+        }
+    }
+
+    /// Form of a value in which it is stored.
+    fn store(&mut self, kind: OriginKind, value: u64) -> u32 {
+        let small = match kind.value() {
+            ValueKind::Address => {
+                // Half of the range lies below the first address.
+                let below = u64::from(LARGE / 2) << WORD;
+                let base = value.wrapping_sub(below) >> WORD << WORD;
+                let base = *self.base.get_or_insert(base);
+                let words = value.wrapping_sub(base) >> WORD;
+                let is_aligned = value.wrapping_sub(base).is_multiple_of(1 << WORD);
+                u32::try_from(words).ok().filter(|_| is_aligned)
+            }
+            ValueKind::Index => u32::try_from(value).ok(),
+            ValueKind::Indices => {
+                let (high, low) = halves(value);
+                (high.max(low) < 1 << 16).then_some(high << 16 | low)
+            }
+        };
+        small.filter(|small| small & LARGE == 0).unwrap_or_else(|| {
+            let large = &mut self.large;
+            let place = self.places_of_large.entry(value).or_insert_with(|| {
+                large.push(value);
+                large.len() as u32 - 1
+            });
+            *place | LARGE
+        })
+    }
+
+    fn set(&mut self, place: usize, kind: OriginKind, value: u64) {
+        self.stored[place] = self.store(kind, value);
+    }
+
+    fn push(&mut self, kind: OriginKind, value: u64) {
+        let stored = self.store(kind, value);
+        self.stored.push(stored);
+    }
+}
+
+/// Two indices in one value.
+fn joined(high: u32, low: u32) -> u64 {
+    u64::from(high) << u32::BITS | u64::from(low)
+}
+
+const fn halves(value: u64) -> (u32, u32) {
+    ((value >> u32::BITS) as u32, value as u32)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ValueKind {
+    Address,
+    Index,
+    Indices,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,21 +136,37 @@ enum OriginKind {
     Value,
 }
 
+impl OriginKind {
+    const fn value(self) -> ValueKind {
+        match self {
+            Self::Attribute | Self::Registered | Self::Key => ValueKind::Address,
+            Self::Member | Self::Indices => ValueKind::Indices,
+            Self::Nowhere
+            | Self::Root
+            | Self::Index
+            | Self::Flat
+            | Self::Element
+            | Self::Cell
+            | Self::Value => ValueKind::Index,
+        }
+    }
+}
+
 impl OriginTable {
     /// Objects that nothing leads to.
     pub(super) fn nowhere(objects: usize) -> Self {
         Self {
             kinds: vec![OriginKind::Nowhere; objects],
             from: vec![0; objects],
-            values: vec![0; objects],
+            values: StepValues::zeroes(objects),
         }
     }
 
     /// Origin of an object; `None` beyond the last one.
     pub(super) fn get(&self, place: usize) -> Option<PathOrigin> {
         let kind = *self.kinds.get(place)?;
-        let (from, value) = (self.from[place], self.values[place]);
-        let (high, low) = ((value >> 32) as u32, value as u32);
+        let (from, value) = (self.from[place], self.values.get(place, kind));
+        let (high, low) = halves(value);
         let step = match kind {
             OriginKind::Nowhere => return Some(PathOrigin::Nowhere),
             OriginKind::Root => return Some(PathOrigin::Root(from)),
@@ -80,7 +192,7 @@ impl OriginTable {
         let (kind, from, value) = columns(origin);
         self.kinds[place] = kind;
         self.from[place] = from;
-        self.values[place] = value;
+        self.values.set(place, kind, value);
     }
 
     /// Appends an object.
@@ -88,7 +200,7 @@ impl OriginTable {
         let (kind, from, value) = columns(origin);
         self.kinds.push(kind);
         self.from.push(from);
-        self.values.push(value);
+        self.values.push(kind, value);
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = PathOrigin> {
@@ -102,14 +214,13 @@ fn columns(origin: PathOrigin) -> (OriginKind, u32, u64) {
         PathOrigin::Root(root) => return (OriginKind::Root, root, 0),
         PathOrigin::From(place, step) => (place, step),
     };
-    let both = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let (kind, value) = match step {
         Step::Attribute(name) => (OriginKind::Attribute, name),
         Step::Registered(name) => (OriginKind::Registered, name),
-        Step::Member(class, member) => (OriginKind::Member, both(class, member)),
+        Step::Member(class, member) => (OriginKind::Member, joined(class, member)),
         Step::Key(key) => (OriginKind::Key, key),
         Step::Index(index) => (OriginKind::Index, index),
-        Step::Indices(row, column) => (OriginKind::Indices, both(row, column)),
+        Step::Indices(row, column) => (OriginKind::Indices, joined(row, column)),
         Step::Flat(index) => (OriginKind::Flat, index),
         Step::Element => (OriginKind::Element, 0),
         Step::Cell => (OriginKind::Cell, 0),
@@ -177,6 +288,8 @@ impl TensorOrigins {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -205,6 +318,51 @@ mod tests {
             assert_eq!(table.get(place), Some(origin));
             assert_eq!(table.get(place + 1), None);
         }
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let address = prop_oneof![
+            (0..1_u64 << 33).prop_map(|distance| 0x7f12_0000_0000 + distance),
+            (0..20_u64).prop_map(|number| 0x5555_0000_0000 + 16 * number),
+            any::<u64>(),
+        ];
+        let number = || prop_oneof![0..100_u32, any::<u32>()];
+        prop_oneof![
+            address.prop_map(Step::Key),
+            (number(), number()).prop_map(|(class, member)| Step::Member(class, member)),
+            any::<u64>().prop_map(Step::Index),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn origins_do_not_change_each_other(
+            steps in prop::collection::vec(step(), 1..40),
+            again in prop::collection::vec((any::<prop::sample::Index>(), step()), 0..40),
+        ) {
+            let mut expected: Vec<_> = steps.iter().map(|step| PathOrigin::From(1, *step)).collect();
+            let mut table = OriginTable::nowhere(0);
+            for &origin in &expected {
+                table.push(origin);
+            }
+            for (place, step) in again {
+                let (place, origin) = (place.index(expected.len()), PathOrigin::From(2, step));
+                table.set(place, origin);
+                expected[place] = origin;
+            }
+            prop_assert_eq!(table.iter().collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn far_names_are_stored_once() {
+        let mut table = OriginTable::nowhere(0);
+        let near = (0..1000).map(|number| 0x7f12_0000_0000 + 32 * number);
+        let far = (0..1000).map(|number| 0x5555_0000_0000 + 32 * (number % 3));
+        for name in near.chain(far) {
+            table.push(PathOrigin::From(0, Step::Attribute(name)));
+        }
+        assert_eq!(table.values.large.len(), 3);
     }
 
     #[test]

@@ -37,6 +37,9 @@ const NOWHERE: u8 = u8::MAX;
 /// Extra distance of the globals of the program's modules other than `__main__`.
 const IMPORTED: usize = 1;
 
+/// References of an object for which memory is kept after a visit.
+const MAX_HELD: usize = 1 << 12;
+
 /// Most paths kept to one tensor, and to all tensors together.
 pub(super) const MAX_PATHS: usize = 32;
 const MAX_OF_ALL: usize = 1 << 22;
@@ -496,6 +499,8 @@ impl<M: ReadMemory> Search<'_, '_, M> {
             }
         }
         held.clear();
+        // One of a million items is rare.
+        held.shrink_to(MAX_HELD);
         self.held = held;
     }
 }

@@ -50,9 +50,9 @@ type Code = usize;
 const ZERO: Code = 0;
 /// Below 256.
 const SMALL: Code = 1;
-/// Distance from the page's address, in two bytes.
+/// Distance from the page's address, of an aligned one: its words in two bytes.
 const NEAR: Code = 2;
-/// Distance from the page's address, in three bytes.
+/// Like [`NEAR`], in three bytes.
 const FAR: Code = 3;
 /// The lower half; the upper half is the shared one.
 const POINTER: Code = 4;
@@ -79,6 +79,10 @@ const BITS: [u64; 8] = [
 
 /// The sign of a distance.
 const SIGNS: [u64; 8] = [0, 0, 1 << 15, 1 << 23, 0, 0, 0, 0];
+
+/// Bits by which a distance is shifted.
+const SHIFTS: [u32; 8] = [0, 0, ALIGNMENT, ALIGNMENT, 0, 0, 0, 0];
+const ALIGNMENT: u32 = WORD.ilog2();
 
 /// A word that may occur several times.
 #[derive(Clone, Copy, Default)]
@@ -200,9 +204,15 @@ struct PlainCodes {
 }
 
 impl PlainCodes {
+    /// Words from the address of the page to an aligned one.
+    const fn distance(self, address: u64) -> u64 {
+        (address.wrapping_sub(self.address).cast_signed() >> ALIGNMENT).cast_unsigned()
+    }
+
     fn code(self, word: u64) -> Code {
-        let distance = word.wrapping_sub(self.address);
-        let is_within = |sign: u64| distance.wrapping_add(sign) < 2 * sign;
+        let is_aligned = word.is_multiple_of(1 << ALIGNMENT);
+        let distance = self.distance(word);
+        let is_within = |sign: u64| is_aligned && distance.wrapping_add(sign) < 2 * sign;
         let upper = (word >> u32::BITS) as u32;
         if word <= BITS[SMALL] {
             [ZERO, SMALL][usize::from(word != 0)]
@@ -230,7 +240,7 @@ fn encoded(word: u64, plain: PlainCodes, candidates: &[Candidate; MOST_REPEATED]
         }
     }
     match code {
-        NEAR | FAR => (code, word.wrapping_sub(plain.address)),
+        NEAR | FAR => (code, plain.distance(word)),
         _ => (code, word),
     }
 }
@@ -336,7 +346,8 @@ impl<'a> Words<'a> {
         self.at += BYTES[code];
         let base = [0, 0, self.address, self.address, self.shared, 0, 0, 0][code];
         let sign = SIGNS[code];
-        let word = (stored ^ sign).wrapping_sub(sign).wrapping_add(base);
+        let signed = (stored ^ sign).wrapping_sub(sign);
+        let word = (signed << SHIFTS[code]).wrapping_add(base);
         if code == SEVERAL {
             return u64::from_ne_bytes(get(self.packed, REPEATED + WORD * stored as usize));
         }
@@ -392,9 +403,10 @@ mod tests {
         let alone = |word: u64| packed_and_back(&page_of(|at| word * u64::from(at == 77)));
         let size = |word: u64| alone(word).unwrap().1 - LEAST;
         assert_eq!(size(0xff), UNIT);
-        assert_eq!(size(AT - (1 << 15)), UNIT);
-        let ends = [AT - (1 << 23), AT + (1 << 23) - 1, AT + (1 << 23)];
-        for word in [AT + (1 << 15), 0xffff_ffff, u64::MAX]
+        assert_eq!(size(AT - (1 << 18)), UNIT);
+        let far = 1 << 26;
+        let ends = [AT - far, AT + far - 8, AT + far, AT - far - 8, AT + 4];
+        for word in [AT + (1 << 18), 0xffff_ffff, u64::MAX]
             .into_iter()
             .chain(ends)
         {
@@ -405,7 +417,7 @@ mod tests {
 
     #[test]
     fn pointers_with_one_upper_half_take_four_bytes_each() {
-        let page = page_of(|at| 0x7f12_8000_1000 + 16 * at as u64);
+        let page = page_of(|at| 0x7f12_8000_1001 + 16 * at as u64);
         assert_eq!(packed_and_back(&page), Some((page, LEAST + 4 * WORDS)));
     }
 
@@ -413,7 +425,7 @@ mod tests {
     fn pointers_to_what_lies_near_take_two_or_three_bytes_each() {
         let page = page_of(|at| AT + 16 * at as u64);
         assert_eq!(packed_and_back(&page), Some((page, LEAST + 2 * WORDS)));
-        let page = page_of(|at| AT - 0x10_0000 + 16 * at as u64);
+        let page = page_of(|at| AT - 0x40_0000 + 16 * at as u64);
         assert_eq!(packed_and_back(&page), Some((page, LEAST + 3 * WORDS)));
     }
 
@@ -438,8 +450,8 @@ mod tests {
             3 => 0..1_u64 << 32,
             3 => (0..1_u64 << 32).prop_map(|lower| 0x7f12_0000_0000 | lower),
             1 => (0..1_u64 << 32).prop_map(|lower| 0x55aa_0000_0000 | lower),
-            2 => (0..1_u64 << 17).prop_map(|distance| AT - (1 << 16) + distance),
-            2 => (0..1_u64 << 25).prop_map(|distance| AT - (1 << 24) + distance),
+            2 => (0..1_u64 << 17).prop_map(|words| AT - (1 << 19) + 8 * words),
+            2 => (0..1_u64 << 25).prop_map(|words| AT - (1 << 27) + 8 * words),
             2 => (0..20_u64).prop_map(|class| class.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             2 => 0..256_u64,
             1 => any::<u64>(),

@@ -8,6 +8,8 @@ use crate::python::layout::{CollectorLayout, PythonLayout};
 
 /// Most objects that are followed. Each costs memprobe 8 bytes plus the memory read for it.
 const MAX_OBJECTS: usize = 1 << 24;
+// As the message says.
+const _: () = assert!(MAX_OBJECTS == 16_777_216);
 
 /// Number of last objects of each list by which the next walk recognizes the known part.
 const ENDING: usize = 4096;
@@ -60,7 +62,7 @@ pub enum Broken {
     Link(u64),
     #[error("the list of Python's objects: {0}")]
     Unreadable(Unreadable),
-    #[error("there are more than {MAX_OBJECTS} Python objects")]
+    #[error("there are more than 16,777,216 Python objects")]
     TooMany,
     /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
     #[error("PyTorch's allocator is at work")]

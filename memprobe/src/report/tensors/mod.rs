@@ -84,7 +84,7 @@ pub fn write_tensors(
         TensorFormat::Csv if options.by == GroupBy::Request => {
             requests::write_csv(&explain(Arc::clone(snapshot)), out)
         }
-        TensorFormat::Csv => csv(&text::table(&explain(Arc::clone(snapshot)), options), out),
+        TensorFormat::Csv => text::write_csv(&explain(Arc::clone(snapshot)), options, out),
     };
     unless_closed(written.map_err(ReportError::Output))
 }

@@ -276,7 +276,7 @@ fn blocks_of_tensors_beyond_the_limit_have_a_row_that_names_it() {
 #[test]
 fn where_objects_are_missing_no_block_is_said_to_have_no_tensor() {
     let mut snapshot = without(training(), TensorDevice::Cpu);
-    snapshot.missing_objects = Some("there are more than 16777216 Python objects".into());
+    snapshot.missing_objects = Some("there are more than 16,777,216 Python objects".into());
     let text = table(&snapshot, &wide());
     assert!(text.contains("(tensor not read, or none)"), "{text}");
     assert!(

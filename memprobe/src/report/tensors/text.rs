@@ -1,6 +1,7 @@
 //! Table of a process's tensors.
 
 use std::collections::HashSet;
+use std::io::{self, Write};
 
 use super::columns::{GroupRow, GroupText, columns};
 use super::{TensorNames, TensorOptions, account, heading};
@@ -9,24 +10,29 @@ use crate::event::tensors::TensorDevice;
 use crate::tensors::{
     DeviceTable, Group, GroupBy, Row, RowKind, SnapshotRows, TensorTable, groups, groups_of,
 };
-use crate::view::table::{Cell, Output, Page, Table};
+use crate::view::table::{Cell, CsvWriter, Output, Page, Table};
 use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
 
 const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for allocations that memprobe watched: \
                         `snapshot --watch 5s --detail full`, or `t` in `attach --detail full`.";
 
-/// The rows of all devices, for CSV.
-pub(super) fn table<'a>(table: &'a TensorTable, options: &TensorOptions) -> Table<GroupRow<'a>> {
-    let mut all = Table::new(columns("NAME"));
+/// Writes the rows of all devices as CSV. Each is made when it is written: there may be a million.
+pub(super) fn write_csv(
+    table: &TensorTable,
+    options: &TensorOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let columns = columns("NAME");
+    let mut csv = CsvWriter::new(&columns, out)?;
     for device in &table.devices {
-        let groups = groups(device.rows(), options.by, options.order).into_iter();
-        all.extend(
-            Output::Data,
-            groups.map(|group| GroupRow::new(device.rows(), &group)),
-        );
-        all.extend(Output::Data, GroupRow::remainder(device));
+        for group in groups(device.rows(), options.by, options.order) {
+            csv.row(&GroupRow::new(device.rows(), &group))?;
+        }
+        if let Some(row) = GroupRow::remainder(device) {
+            csv.row(&row)?;
+        }
     }
-    all
+    csv.flush()
 }
 
 pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions) {

@@ -84,10 +84,32 @@ const SIGNS: [u64; 8] = [0, 0, 1 << 15, 1 << 23, 0, 0, 0, 0];
 const SHIFTS: [u32; 8] = [0, 0, ALIGNMENT, ALIGNMENT, 0, 0, 0, 0];
 const ALIGNMENT: u32 = WORD.ilog2();
 
+/// A word by its code. Those of equal words of a page are equal.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Encoded {
+    value: u64,
+    code: u8,
+}
+
+impl Encoded {
+    /// Slot of a candidate.
+    const fn slot(self) -> usize {
+        let mixed = self.value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> (u64::BITS - MOST_REPEATED.ilog2())) as usize
+    }
+
+    const fn word(self, plain: PlainCodes) -> u64 {
+        match self.code as Code {
+            NEAR | FAR => plain.address.wrapping_add(self.value << ALIGNMENT),
+            _ => self.value,
+        }
+    }
+}
+
 /// A word that may occur several times.
 #[derive(Clone, Copy, Default)]
 struct Candidate {
-    word: u64,
+    encoded: Encoded,
     count: u16,
     /// Its index, once it is known to be worth one.
     index: Option<u8>,
@@ -96,6 +118,12 @@ struct Candidate {
 /// Memory in which a page is packed.
 pub(super) struct PackBuffer {
     packed: [u32; MOST.div_ceil(UNIT)],
+    /// Code of each word.
+    codes: [u8; WORDS],
+    /// Bytes of each word, the lowest first.
+    values: [u64; WORDS],
+    /// Numbers of the words that take three bytes or more.
+    large: [u16; WORDS],
     /// Candidates, each at the slot that its word gives.
     candidates: [Candidate; MOST_REPEATED],
 }
@@ -104,6 +132,9 @@ impl PackBuffer {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
             packed: [0; MOST.div_ceil(UNIT)],
+            codes: [0; WORDS],
+            values: [0; WORDS],
+            large: [0; WORDS],
             candidates: [Candidate::default(); MOST_REPEATED],
         })
     }
@@ -114,50 +145,55 @@ impl PackBuffer {
         let words = || words.iter().map(|word| u64::from_ne_bytes(*word));
         let shared = shared_upper(words().step_by(SAMPLED));
         let plain = PlainCodes { address, shared };
-        self.count(words(), plain);
-        let mut end = REPEATED + WORD * self.choose(plain);
-        let packed = self.packed.as_mut_bytes();
-        put(packed, 0, address.to_ne_bytes());
-        put(packed, SHARED, shared.to_ne_bytes());
-        let mut words = words();
-        for group in 0..GROUPS {
-            put(packed, STARTS + 2 * group, (end as u16).to_ne_bytes());
-            let start = end;
-            end += PLANES;
-            let mut planes = [0_u32; 3];
-            for (place, word) in words.by_ref().take(GROUP).enumerate() {
-                let (code, value) = encoded(word, plain, &self.candidates);
-                for (bit, plane) in planes.iter_mut().enumerate() {
-                    *plane |= ((code >> bit & 1) as u32) << place;
-                }
-                // What follows overwrites the bytes that are too many.
-                put(packed, end, value.to_ne_bytes());
-                end += BYTES[code];
-            }
-            for (plane, bits) in planes.into_iter().enumerate() {
-                put(packed, start + UNIT * plane, bits.to_ne_bytes());
-            }
-        }
-        // Every word is read as a whole.
-        let length = (end + WORD).div_ceil(UNIT);
-        put(packed, LENGTH, (length as u32).to_ne_bytes());
+        let large = self.encode(words(), plain);
+        self.count(large);
+        let start = REPEATED + WORD * self.choose(plain);
+        self.replace(large);
+        let length = self.write(plain, start);
         (length < PAGE / UNIT).then(|| &self.packed[..length])
     }
 
-    /// Counts the words that take three bytes or more.
-    fn count(&mut self, words: impl Iterator<Item = u64>, plain: PlainCodes) {
+    /// Finds the code of each word by itself. Returns the number of words that take three bytes or more.
+    fn encode(&mut self, words: impl Iterator<Item = u64>, plain: PlainCodes) -> usize {
+        let mut large = 0;
+        let results = self.codes.iter_mut().zip(&mut self.values);
+        for (number, (word, (to_code, value))) in (0..).zip(words.zip(results)) {
+            let code = plain.code(word);
+            *to_code = code as u8;
+            *value = match code {
+                NEAR | FAR => plain.distance(word),
+                _ => word,
+            };
+            // The next one takes its place unless it counts.
+            self.large[large] = number;
+            large += usize::from(BYTES[code] >= BYTES[FAR]);
+        }
+        large
+    }
+
+    /// Counts the large words.
+    fn count(&mut self, large: usize) {
         self.candidates.fill(Candidate::default());
-        for word in words {
-            if BYTES[plain.code(word)] < BYTES[FAR] {
-                continue;
-            }
-            let candidate = &mut self.candidates[slot(word)];
-            if candidate.word == word {
+        for &number in &self.large[..large] {
+            let encoded = self.encoded(number);
+            let candidate = &mut self.candidates[encoded.slot()];
+            if candidate.encoded == encoded {
                 candidate.count += 1;
             } else if candidate.count <= 1 {
                 let (count, index) = (1, None);
-                *candidate = Candidate { word, count, index };
+                *candidate = Candidate {
+                    encoded,
+                    count,
+                    index,
+                };
             }
+        }
+    }
+
+    const fn encoded(&self, number: u16) -> Encoded {
+        Encoded {
+            code: self.codes[number as usize],
+            value: self.values[number as usize],
         }
     }
 
@@ -166,18 +202,58 @@ impl PackBuffer {
         let packed = self.packed.as_mut_bytes();
         let mut number = 0;
         for candidate in &mut self.candidates {
-            let saved = BYTES[plain.code(candidate.word)].saturating_sub(BYTES[SEVERAL]);
+            let saved = BYTES[usize::from(candidate.encoded.code)].saturating_sub(BYTES[SEVERAL]);
             if usize::from(candidate.count) * saved > WORD {
                 candidate.index = Some(number as u8);
-                put(
-                    packed,
-                    REPEATED + WORD * number,
-                    candidate.word.to_ne_bytes(),
-                );
+                let word = candidate.encoded.word(plain);
+                put(packed, REPEATED + WORD * number, word.to_ne_bytes());
                 number += 1;
             }
         }
         number
+    }
+
+    /// Replaces large words by their indices.
+    fn replace(&mut self, large: usize) {
+        for &number in &self.large[..large] {
+            let encoded = self.encoded(number);
+            let candidate = &self.candidates[encoded.slot()];
+            if let Some(index) = candidate.index.filter(|_| candidate.encoded == encoded) {
+                self.codes[usize::from(number)] = SEVERAL as u8;
+                self.values[usize::from(number)] = index.into();
+            }
+        }
+    }
+
+    /// Writes all but the words that occur several times, with the groups from a byte on. Returns the number of `u32`.
+    fn write(&mut self, plain: PlainCodes, start: usize) -> usize {
+        let packed = self.packed.as_mut_bytes();
+        put(packed, 0, plain.address.to_ne_bytes());
+        put(packed, SHARED, plain.shared.to_ne_bytes());
+        let mut end = start;
+        let (codes, _) = self.codes.as_chunks::<GROUP>();
+        let (values, _) = self.values.as_chunks::<GROUP>();
+        for (group, (codes, values)) in codes.iter().zip(values).enumerate() {
+            put(packed, STARTS + 2 * group, (end as u16).to_ne_bytes());
+            let start = end;
+            end += PLANES;
+            let mut planes = [0_u32; 3];
+            for (place, (&code, value)) in codes.iter().zip(values).enumerate() {
+                for (bit, plane) in planes.iter_mut().enumerate() {
+                    *plane |= u32::from(code >> bit & 1) << place;
+                }
+                // What follows takes the place of the bytes that are too many.
+                put(packed, end, value.to_ne_bytes());
+                end += BYTES[usize::from(code)];
+            }
+            for (plane, bits) in planes.into_iter().enumerate() {
+                put(packed, start + UNIT * plane, bits.to_ne_bytes());
+            }
+        }
+        // Every word is read as a whole.
+        let length = (end + WORD).div_ceil(UNIT);
+        put(packed, LENGTH, (length as u32).to_ne_bytes());
+        length
     }
 }
 
@@ -189,11 +265,6 @@ fn get<const N: usize>(packed: &[u8], at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(&packed[at..at + N]);
     bytes
-}
-
-/// Slot of a candidate.
-const fn slot(word: u64) -> usize {
-    (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - MOST_REPEATED.ilog2())) as usize
 }
 
 /// Codes of words that occur once.
@@ -212,36 +283,16 @@ impl PlainCodes {
     fn code(self, word: u64) -> Code {
         let is_aligned = word.is_multiple_of(1 << ALIGNMENT);
         let distance = self.distance(word);
-        let is_within = |sign: u64| is_aligned && distance.wrapping_add(sign) < 2 * sign;
+        let is_within = |sign: u64| is_aligned & (distance.wrapping_add(sign) < 2 * sign);
         let upper = (word >> u32::BITS) as u32;
-        if word <= BITS[SMALL] {
-            [ZERO, SMALL][usize::from(word != 0)]
-        } else if is_within(SIGNS[NEAR]) {
-            NEAR
-        } else if is_within(SIGNS[FAR]) {
-            FAR
-        } else if upper == 0 {
-            LOWER
-        } else if upper == self.shared {
-            POINTER
-        } else {
-            WHOLE
-        }
-    }
-}
-
-/// Code of a word, and its bytes.
-fn encoded(word: u64, plain: PlainCodes, candidates: &[Candidate; MOST_REPEATED]) -> (Code, u64) {
-    let code = plain.code(word);
-    if BYTES[code] >= BYTES[FAR] {
-        let candidate = &candidates[slot(word)];
-        if let Some(index) = candidate.index.filter(|_| candidate.word == word) {
-            return (SEVERAL, index.into());
-        }
-    }
-    match code {
-        NEAR | FAR => (code, plain.distance(word)),
-        _ => (code, word),
+        let choose = |is_it, code, otherwise| if is_it { code } else { otherwise };
+        // The code of the fewest bytes comes last. No branch on them could be predicted.
+        let code = choose(upper == self.shared, POINTER, WHOLE);
+        let code = choose(upper == 0, LOWER, code);
+        let code = choose(is_within(SIGNS[FAR]), FAR, code);
+        let code = choose(is_within(SIGNS[NEAR]), NEAR, code);
+        let code = choose(word <= BITS[SMALL], SMALL, code);
+        choose(word == 0, ZERO, code)
     }
 }
 

@@ -343,9 +343,9 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.nodes = Nodes::default();
     }
 
-    /// Records that no probes report tensors any more.
-    pub fn watch_no_tensors(&mut self) {
-        self.shapes.watch_none();
+    /// Records that no probes report tensors from a time on.
+    pub fn watch_no_tensors(&mut self, since: TimeNs) {
+        self.shapes.watch_none(since);
     }
 
     /// Returns the stack of blocks that were allocated while the probes were off, and its definition if it is new.

@@ -85,8 +85,8 @@ enum WatchedTensors {
         threads: HashSet<u32>,
     },
     Always,
-    /// The probes were given up. A thread may still have the request from before, whose block nobody saw.
-    GivenUp,
+    /// The probes were given up at a time. A thread may still have the request from before, whose block nobody saw.
+    GivenUp(TimeNs),
 }
 
 impl Default for WatchedTensors {
@@ -115,7 +115,8 @@ impl WatchedTensors {
     fn coverage(&mut self, tid: u32, time: TimeNs) -> Coverage {
         let (since, threads) = match self {
             Self::Always => return Coverage::Full,
-            Self::GivenUp => return Coverage::InDoubt,
+            Self::GivenUp(since) if time < *since => return Coverage::Partial,
+            Self::GivenUp(_) => return Coverage::InDoubt,
             Self::Since { since, threads } => (*since, threads),
         };
         let elapsed = since.and_then(|since| time.0.checked_sub(since.0));
@@ -156,9 +157,9 @@ impl PurposeInterner {
         self.tensors = WatchedTensors::Always;
     }
 
-    /// Records that the probes on tensors are given up.
-    pub fn watch_none(&mut self) {
-        self.tensors = WatchedTensors::GivenUp;
+    /// Records that the probes on tensors are given up from a time on.
+    pub fn watch_none(&mut self, since: TimeNs) {
+        self.tensors = WatchedTensors::GivenUp(since);
     }
 
     /// Records that the probes on tensors have been in place since a time.
@@ -430,10 +431,11 @@ mod tests {
         let tensor = dense(&[3]);
         let known = shapes.of(&block(5, 512), Some(&tensor), None).0;
         assert_ne!(known, PurposeId::NONE);
-        shapes.watch_none();
+        shapes.watch_none(TimeNs(6));
         let of = |shapes: &mut PurposeInterner, time| {
             shapes.of(&block(time, 512), Some(&tensor), None).0
         };
+        assert_eq!(of(&mut shapes, 5), known);
         assert_eq!(of(&mut shapes, 6), PurposeId::NONE);
         shapes.watch_since(TimeNs(7));
         assert_eq!(of(&mut shapes, 7), PurposeId::NONE);

@@ -43,7 +43,7 @@ impl Process {
             had(CaptureLevel::WithoutShapes),
             has(CaptureLevel::WithoutShapes),
         ) {
-            (true, false) => self.symbolizer.watch_no_tensors(),
+            (true, false) => self.symbolizer.watch_no_tensors(crate::session::now()),
             (false, true) if self.attaching.has_tensors() => {
                 self.symbolizer.watch_tensors_since(crate::session::now());
             }

@@ -18,7 +18,8 @@ const CHUNK: usize = 16 << 10;
 
 const PAGES: usize = CHUNK / PAGE;
 const _: () = assert!(PAGES <= STALE_PAGES);
-const BATCH: usize = 1024;
+/// Chunks that are read at once: no more than two windows, so that others are packed meanwhile.
+const BATCH: usize = 256;
 
 /// Slots of the direct-mapped lookup cache: 256 MiB of chunks.
 const RECENT: usize = 1 << 14;

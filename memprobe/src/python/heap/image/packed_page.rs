@@ -45,7 +45,7 @@ const MOST: usize = REPEATED + WORD * MOST_REPEATED + GROUPS * PLANES + PAGE + 2
 const SAMPLED: usize = 5;
 
 /// Representation of a word.
-type Code = usize;
+type Code = u32;
 /// Without a byte.
 const ZERO: Code = 0;
 /// Below 256.
@@ -97,13 +97,6 @@ impl Encoded {
         let mixed = self.value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> (u64::BITS - MOST_REPEATED.ilog2())) as usize
     }
-
-    const fn word(self, plain: PlainCodes) -> u64 {
-        match self.code as Code {
-            NEAR | FAR => plain.address.wrapping_add(self.value << ALIGNMENT),
-            _ => self.value,
-        }
-    }
 }
 
 /// A word that may occur several times.
@@ -120,9 +113,9 @@ pub(super) struct PackBuffer {
     packed: [u32; MOST.div_ceil(UNIT)],
     /// Code of each word.
     codes: [u8; WORDS],
-    /// Bytes of each word, the lowest first.
-    values: [u64; WORDS],
-    /// Numbers of the words that take three bytes or more.
+    /// Bytes of each word: lower halves, then upper halves.
+    values: [[u32; WORDS]; 2],
+    /// Numbers of the words that take four bytes or more.
     large: [u16; WORDS],
     /// Candidates, each at the slot that its word gives.
     candidates: [Candidate; MOST_REPEATED],
@@ -133,7 +126,7 @@ impl PackBuffer {
         Box::new(Self {
             packed: [0; MOST.div_ceil(UNIT)],
             codes: [0; WORDS],
-            values: [0; WORDS],
+            values: [[0; WORDS]; 2],
             large: [0; WORDS],
             candidates: [Candidate::default(); MOST_REPEATED],
         })
@@ -142,31 +135,41 @@ impl PackBuffer {
     /// Packs a page of [`PAGE`] bytes. `None` if it takes as much memory as it is.
     pub(super) fn pack(&mut self, page: &[u8], address: u64) -> Option<&[u32]> {
         let (words, _) = page.as_chunks::<WORD>();
-        let words = || words.iter().map(|word| u64::from_ne_bytes(*word));
-        let shared = shared_upper(words().step_by(SAMPLED));
+        let [lower, upper] = &mut self.values;
+        for (word, (lower, upper)) in words.iter().zip(lower.iter_mut().zip(upper)) {
+            let word = u64::from_ne_bytes(*word);
+            (*lower, *upper) = (word as u32, (word >> u32::BITS) as u32);
+        }
+        let [_, upper] = &self.values;
+        let shared = shared_upper(upper.iter().step_by(SAMPLED).copied());
         let plain = PlainCodes { address, shared };
-        let large = self.encode(words(), plain);
+        self.encode(plain);
+        let large = self.find_large();
         self.count(large);
-        let start = REPEATED + WORD * self.choose(plain);
+        let start = REPEATED + WORD * self.choose();
         self.replace(large);
         let length = self.write(plain, start);
         (length < PAGE / UNIT).then(|| &self.packed[..length])
     }
 
-    /// Finds the code of each word by itself. Returns the number of words that take three bytes or more.
-    fn encode(&mut self, words: impl Iterator<Item = u64>, plain: PlainCodes) -> usize {
+    /// Finds the code of each word by itself, four or more words at a time: the compiler makes vectors of halves.
+    fn encode(&mut self, plain: PlainCodes) {
+        let [lower, upper] = &mut self.values;
+        let words = lower.iter_mut().zip(upper).zip(&mut self.codes);
+        for ((lower, upper), code) in words {
+            let (of_word, value) = plain.code(*lower, *upper);
+            *lower = value;
+            *code = of_word as u8;
+        }
+    }
+
+    /// Lists the words that take four bytes or more, and returns their number.
+    fn find_large(&mut self) -> usize {
         let mut large = 0;
-        let results = self.codes.iter_mut().zip(&mut self.values);
-        for (number, (word, (to_code, value))) in (0..).zip(words.zip(results)) {
-            let code = plain.code(word);
-            *to_code = code as u8;
-            *value = match code {
-                NEAR | FAR => plain.distance(word),
-                _ => word,
-            };
+        for (number, &code) in (0..).zip(&self.codes) {
             // The next one takes its place unless it counts.
             self.large[large] = number;
-            large += usize::from(BYTES[code] >= BYTES[FAR]);
+            large += usize::from(BYTES[usize::from(code)] >= BYTES[LOWER as usize]);
         }
         large
     }
@@ -191,21 +194,24 @@ impl PackBuffer {
     }
 
     const fn encoded(&self, number: u16) -> Encoded {
+        let [lower, upper] = &self.values;
+        let number = number as usize;
         Encoded {
-            code: self.codes[number as usize],
-            value: self.values[number as usize],
+            value: lower[number] as u64 | (upper[number] as u64) << u32::BITS,
+            code: self.codes[number],
         }
     }
 
     /// Stores the words for which an index takes less memory than they, and returns their number.
-    fn choose(&mut self, plain: PlainCodes) -> usize {
+    fn choose(&mut self) -> usize {
         let packed = self.packed.as_mut_bytes();
         let mut number = 0;
         for candidate in &mut self.candidates {
-            let saved = BYTES[usize::from(candidate.encoded.code)].saturating_sub(BYTES[SEVERAL]);
+            let saved =
+                BYTES[usize::from(candidate.encoded.code)].saturating_sub(BYTES[SEVERAL as usize]);
             if usize::from(candidate.count) * saved > WORD {
                 candidate.index = Some(number as u8);
-                let word = candidate.encoded.word(plain);
+                let word = candidate.encoded.value;
                 put(packed, REPEATED + WORD * number, word.to_ne_bytes());
                 number += 1;
             }
@@ -220,7 +226,7 @@ impl PackBuffer {
             let candidate = &self.candidates[encoded.slot()];
             if let Some(index) = candidate.index.filter(|_| candidate.encoded == encoded) {
                 self.codes[usize::from(number)] = SEVERAL as u8;
-                self.values[usize::from(number)] = index.into();
+                self.values[0][usize::from(number)] = index.into();
             }
         }
     }
@@ -231,23 +237,20 @@ impl PackBuffer {
         put(packed, 0, plain.address.to_ne_bytes());
         put(packed, SHARED, plain.shared.to_ne_bytes());
         let mut end = start;
-        let (codes, _) = self.codes.as_chunks::<GROUP>();
-        let (values, _) = self.values.as_chunks::<GROUP>();
-        for (group, (codes, values)) in codes.iter().zip(values).enumerate() {
+        let [lower, upper] = &self.values;
+        let mut halves = lower.iter().zip(upper);
+        let (groups, _) = self.codes.as_chunks::<GROUP>();
+        for (group, codes) in groups.iter().enumerate() {
             put(packed, STARTS + 2 * group, (end as u16).to_ne_bytes());
-            let start = end;
+            for (plane, bits) in planes(codes).into_iter().enumerate() {
+                put(packed, end + UNIT * plane, bits.to_ne_bytes());
+            }
             end += PLANES;
-            let mut planes = [0_u32; 3];
-            for (place, (&code, value)) in codes.iter().zip(values).enumerate() {
-                for (bit, plane) in planes.iter_mut().enumerate() {
-                    *plane |= u32::from(code >> bit & 1) << place;
-                }
+            for (&code, (&lower, &upper)) in codes.iter().zip(&mut halves) {
+                let value = u64::from(lower) | u64::from(upper) << u32::BITS;
                 // What follows takes the place of the bytes that are too many.
                 put(packed, end, value.to_ne_bytes());
                 end += BYTES[usize::from(code)];
-            }
-            for (plane, bits) in planes.into_iter().enumerate() {
-                put(packed, start + UNIT * plane, bits.to_ne_bytes());
             }
         }
         // Every word is read as a whole.
@@ -267,6 +270,22 @@ fn get<const N: usize>(packed: &[u8], at: usize) -> [u8; N] {
     bytes
 }
 
+/// Planes of the codes of a group.
+fn planes(codes: &[u8; GROUP]) -> [u32; 3] {
+    // The product has the lowest bits of eight bytes side by side in its highest byte.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    const LOWEST: u64 = 0x0101_0101_0101_0101;
+    let (eights, _) = codes.as_chunks::<8>();
+    [0, 1, 2].map(|plane| {
+        let bits = |codes: &[u8; 8]| {
+            let bits = u64::from_le_bytes(*codes) >> plane & LOWEST;
+            (bits.wrapping_mul(GATHER) >> 56) as u32
+        };
+        let eights = (0..).step_by(8).zip(eights);
+        eights.fold(0, |all, (place, codes)| all | bits(codes) << place)
+    })
+}
+
 /// Codes of words that occur once.
 #[derive(Clone, Copy)]
 struct PlainCodes {
@@ -275,33 +294,36 @@ struct PlainCodes {
 }
 
 impl PlainCodes {
-    /// Words from the address of the page to an aligned one.
-    const fn distance(self, address: u64) -> u64 {
-        (address.wrapping_sub(self.address).cast_signed() >> ALIGNMENT).cast_unsigned()
-    }
-
-    fn code(self, word: u64) -> Code {
-        let is_aligned = word.is_multiple_of(1 << ALIGNMENT);
-        let distance = self.distance(word);
-        let is_within = |sign: u64| is_aligned & (distance.wrapping_add(sign) < 2 * sign);
-        let upper = (word >> u32::BITS) as u32;
+    /// Code of a word by its halves, and what stands for its lower half.
+    #[inline(always)]
+    fn code(self, lower: u32, upper: u32) -> (u32, u32) {
+        let [own_lower, own_upper] = [self.address as u32, (self.address >> u32::BITS) as u32];
+        let distance = (lower.wrapping_sub(own_lower).cast_signed() >> ALIGNMENT).cast_unsigned();
+        let is_near = (upper == own_upper) & lower.is_multiple_of(1 << ALIGNMENT);
+        let is_within =
+            |sign: u64| is_near & (distance.wrapping_add(sign as u32) < 2 * sign as u32);
         let choose = |is_it, code, otherwise| if is_it { code } else { otherwise };
         // The code of the fewest bytes comes last. No branch on them could be predicted.
         let code = choose(upper == self.shared, POINTER, WHOLE);
         let code = choose(upper == 0, LOWER, code);
-        let code = choose(is_within(SIGNS[FAR]), FAR, code);
-        let code = choose(is_within(SIGNS[NEAR]), NEAR, code);
-        let code = choose(word <= BITS[SMALL], SMALL, code);
-        choose(word == 0, ZERO, code)
+        let code = choose(is_within(SIGNS[FAR as usize]), FAR, code);
+        let code = choose(is_within(SIGNS[NEAR as usize]), NEAR, code);
+        let code = choose(
+            (upper == 0) & (lower <= BITS[SMALL as usize] as u32),
+            SMALL,
+            code,
+        );
+        let code = choose(upper | lower == 0, ZERO, code);
+        let is_distance = (code == NEAR) | (code == FAR);
+        (code, choose(is_distance, distance, lower))
     }
 }
 
 /// The upper half that most of these words have, besides zero. The majority vote of Boyer and Moore finds it if more
 /// than half of them have it. Any other half costs memory alone.
-fn shared_upper(words: impl Iterator<Item = u64>) -> u32 {
+fn shared_upper(uppers: impl Iterator<Item = u32>) -> u32 {
     let (mut candidate, mut votes) = (0, 0_u32);
-    for word in words {
-        let upper = (word >> u32::BITS) as u32;
+    for upper in uppers {
         if upper == 0 {
             continue;
         }
@@ -391,7 +413,7 @@ impl<'a> Words<'a> {
     #[inline]
     fn next(&mut self) -> u64 {
         let bit = |plane: usize| (self.planes[plane] & 1) as usize;
-        let code = bit(0) | bit(1) << 1 | bit(2) << 2;
+        let code: usize = bit(0) | bit(1) << 1 | bit(2) << 2;
         self.planes = self.planes.map(|plane| plane >> 1);
         let stored = u64::from_ne_bytes(get(self.packed, self.at)) & BITS[code];
         self.at += BYTES[code];
@@ -399,7 +421,7 @@ impl<'a> Words<'a> {
         let sign = SIGNS[code];
         let signed = (stored ^ sign).wrapping_sub(sign);
         let word = (signed << SHIFTS[code]).wrapping_add(base);
-        if code == SEVERAL {
+        if code == SEVERAL as usize {
             return u64::from_ne_bytes(get(self.packed, REPEATED + WORD * stored as usize));
         }
         word

@@ -298,10 +298,14 @@ impl PlainCodes {
     #[inline(always)]
     fn code(self, lower: u32, upper: u32) -> (u32, u32) {
         let [own_lower, own_upper] = [self.address as u32, (self.address >> u32::BITS) as u32];
-        let distance = (lower.wrapping_sub(own_lower).cast_signed() >> ALIGNMENT).cast_unsigned();
-        let is_near = (upper == own_upper) & lower.is_multiple_of(1 << ALIGNMENT);
+        let bytes = lower.wrapping_sub(own_lower).cast_signed();
+        let distance = (bytes >> ALIGNMENT).cast_unsigned();
+        // Half of 4 GiB away, the difference has the wrong sign.
+        let is_right = (lower >= own_lower) == (bytes >= 0);
+        let is_aligned = lower.is_multiple_of(1 << ALIGNMENT);
+        let has_distance = (upper == own_upper) & is_aligned & is_right;
         let is_within =
-            |sign: u64| is_near & (distance.wrapping_add(sign as u32) < 2 * sign as u32);
+            |sign: u64| has_distance & (distance.wrapping_add(sign as u32) < 2 * sign as u32);
         let choose = |is_it, code, otherwise| if is_it { code } else { otherwise };
         // The code of the fewest bytes comes last. No branch on them could be predicted.
         let code = choose(upper == self.shared, POINTER, WHOLE);
@@ -489,6 +493,19 @@ mod tests {
     }
 
     #[test]
+    fn a_pointer_to_the_other_end_of_four_gibibytes_is_not_near() {
+        let first = 0x7f12_0000_1000;
+        let last = 0x7f12_ffff_f000;
+        for (address, word) in [(first, last), (last, first)] {
+            let page = page_of(|at| word - 8 * u64::from(at == 3));
+            let mut buffer = PackBuffer::new();
+            let packed = buffer.pack(&page, address).unwrap();
+            assert_eq!(super::word(packed, 2), word);
+            assert_eq!(super::word(packed, 3), word - 8);
+        }
+    }
+
+    #[test]
     fn pointers_with_one_upper_half_take_four_bytes_each() {
         let page = page_of(|at| 0x7f12_8000_1001 + 16 * at as u64);
         assert_eq!(packed_and_back(&page), Some((page, LEAST + 4 * WORDS)));
@@ -537,10 +554,11 @@ mod tests {
             words in prop::collection::vec(word_of_a_heap(), WORDS),
             start in 0..PAGE,
             len in 0..200_usize,
+            address in prop_oneof![Just(AT), Just(0), Just(0x7f12_ffff_f000), any::<u64>()],
         ) {
             let page = page_of(|at| words[at]);
             let mut buffer = PackBuffer::new();
-            let packed = buffer.pack(&page, AT);
+            let packed = buffer.pack(&page, address);
             prop_assume!(packed.is_some());
             let packed = packed.unwrap_or_default();
             for (at, &expected) in words.iter().enumerate() {

@@ -111,12 +111,15 @@ enum Coverage {
 }
 
 impl WatchedTensors {
-    /// Coverage of the tensor of a thread's new block.
-    fn coverage(&mut self, tid: u32, time: TimeNs) -> Coverage {
+    /// Coverage of the tensor of a new block, which was reported or not.
+    fn coverage(&mut self, memory: &MemoryRecord, reported: Option<&ShapeRecord>) -> Coverage {
+        let time = TimeNs(memory.time_ns);
         let (since, threads) = match self {
             Self::Always => return Coverage::Full,
             Self::GivenUp(since) if time < *since => return Coverage::Partial,
             Self::GivenUp(_) => return Coverage::InDoubt,
+            // Without the probes that holds for all blocks.
+            Self::Since { since: None, .. } if reported.is_none() => return Coverage::Partial,
             Self::Since { since, threads } => (*since, threads),
         };
         let elapsed = since.and_then(|since| time.0.checked_sub(since.0));
@@ -124,7 +127,7 @@ impl WatchedTensors {
             *self = Self::Always;
             return Coverage::Full;
         }
-        match (threads.insert(tid), elapsed) {
+        match (threads.insert(memory.tid), elapsed) {
             (true, _) => Coverage::InDoubt,
             (false, Some(_)) => Coverage::Full,
             (false, None) => Coverage::Partial,
@@ -175,7 +178,7 @@ impl PurposeInterner {
         purpose: Option<Purpose>,
     ) -> (PurposeId, Option<Arc<BlockPurpose>>) {
         // Also counts the blocks that have a tensor.
-        let coverage = self.tensors.coverage(memory.tid, TimeNs(memory.time_ns));
+        let coverage = self.tensors.coverage(memory, shape);
         if coverage == Coverage::InDoubt {
             return (PurposeId::NONE, None);
         }

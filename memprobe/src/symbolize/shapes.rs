@@ -134,9 +134,10 @@ impl WatchedTensors {
         }
     }
 
-    /// Records that every tensor is reported from a time on.
+    /// Records that every tensor is reported from a time on. Threads that have had a block since the attach began are not
+    /// in doubt again.
     fn begin(&mut self, time: TimeNs) {
-        if !matches!(self, Self::Since { .. }) {
+        if !matches!(self, Self::Since { since: None, .. }) {
             *self = Self::default();
         }
         if let Self::Since { since, .. } = self {

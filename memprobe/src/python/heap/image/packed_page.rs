@@ -113,7 +113,7 @@ pub(super) struct PackBuffer {
     packed: [u32; MOST.div_ceil(UNIT)],
     /// Code of each word.
     codes: [u8; WORDS],
-    /// Bytes of each word: lower halves, then upper halves.
+    /// Value of each word in its code: lower halves, then upper halves.
     values: [[u32; WORDS]; 2],
     /// Numbers of the words that take four bytes or more.
     large: [u16; WORDS],
@@ -197,7 +197,7 @@ impl PackBuffer {
         let [lower, upper] = &self.values;
         let number = number as usize;
         Encoded {
-            value: lower[number] as u64 | (upper[number] as u64) << u32::BITS,
+            value: word_of(lower[number], upper[number]),
             code: self.codes[number],
         }
     }
@@ -247,7 +247,7 @@ impl PackBuffer {
             }
             end += PLANES;
             for (&code, (&lower, &upper)) in codes.iter().zip(&mut halves) {
-                let value = u64::from(lower) | u64::from(upper) << u32::BITS;
+                let value = word_of(lower, upper);
                 // What follows takes the place of the bytes that are too many.
                 put(packed, end, value.to_ne_bytes());
                 end += BYTES[usize::from(code)];
@@ -258,6 +258,10 @@ impl PackBuffer {
         put(packed, LENGTH, (length as u32).to_ne_bytes());
         length
     }
+}
+
+pub(super) const fn word_of(lower: u32, upper: u32) -> u64 {
+    lower as u64 | (upper as u64) << u32::BITS
 }
 
 fn put<const N: usize>(packed: &mut [u8], at: usize, bytes: [u8; N]) {

@@ -243,8 +243,7 @@ impl ChunkStore {
                 let word = match page.form {
                     PageForm::Packed => packed_page::word(stored, number),
                     PageForm::Plain => {
-                        let halves = [stored[2 * number], stored[2 * number + 1]];
-                        u64::from(halves[0]) | u64::from(halves[1]) << u32::BITS
+                        packed_page::word_of(stored[2 * number], stored[2 * number + 1])
                     }
                 };
                 array.copy_from_slice(&word.to_ne_bytes()[start % WORD..][..N]);

@@ -18,6 +18,7 @@ use memprobe::python::CodeCache;
 use memprobe::python::cache::Limits;
 use memprobe::python::layout::PythonLayout;
 use memprobe::recording::Header;
+use memprobe::recording::write::compact::CompactWriter;
 use memprobe::recording::write::trace_event::TraceWriter;
 use memprobe::symbolize::{PriorCudaUse, Symbolizer};
 use memprobe_common::{MAX_FRAMES, grad_mode, record, stack_state};
@@ -223,6 +224,26 @@ fn bench(criterion: &mut Criterion) {
             BatchSize::PerIteration,
         );
     });
+    group.bench_function(
+        "decode, symbolize and write a compact recording",
+        |bencher| {
+            bencher.iter_batched_ref(
+                || {
+                    let mut writer = CompactWriter::new(io::sink(), "nowhere", &header())
+                        .expect("nothing can fail");
+                    let symbolizer =
+                        symbolizer(|event| writer.event(event).expect("nothing can fail"));
+                    (symbolizer, writer)
+                },
+                |(symbolizer, writer)| {
+                    feed(symbolizer, &steps, |event| {
+                        writer.event(event).expect("nothing can fail")
+                    });
+                },
+                BatchSize::PerIteration,
+            );
+        },
+    );
     group.finish();
 }
 

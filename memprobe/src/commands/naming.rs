@@ -159,6 +159,11 @@ impl NameReader {
         self.cutoff.is_over();
     }
 
+    /// True if [`Self::pass`] would pass on an event of memory and nothing else.
+    pub(super) fn passes(&self, event: &HostEvent) -> bool {
+        self.held.is_empty() && self.cutoff.passes(event)
+    }
+
     /// Takes the next of what a session tells; gives what is to be passed on now.
     pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
         let tgid = event.tgid;

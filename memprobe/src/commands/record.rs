@@ -400,6 +400,12 @@ impl Intake {
 
     fn take(&mut self, event: HostEvent) -> Result<()> {
         self.baseline.apply(&event);
+        // Nearly all events, without a move from queue to queue.
+        if self.names.passes(&event)
+            && let HostItem::Event(inner) = &event.item
+        {
+            return self.recorder.event(event.tgid, inner, &mut self.progress);
+        }
         self.names.pass(event).each(|event| self.take_placed(event))
     }
 

@@ -11,10 +11,11 @@ use zerocopy::FromBytes;
 
 use crate::event::Tgid;
 
+/// One record. Tensors stay bytes of the input, so that a record is small enough to be passed from function to function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum Record<'a> {
     /// An event of the allocator or of autograd's engine, with the reason for the memory.
-    Memory(MemoryKind, MemoryRecord, PurposeHint),
+    Memory(MemoryKind, MemoryRecord, PurposeHint<'a>),
     /// A call into CUDA that succeeded or found no memory, with a copy of the stack if the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(StackHead, Vec<FrameRecord>),
@@ -26,7 +27,7 @@ pub enum Record {
     Process(ProcessEvent, ProcessRecord),
 }
 
-impl Record {
+impl Record<'_> {
     pub fn tgid(&self) -> Tgid {
         Tgid(match self {
             Self::Memory(_, memory, _) => memory.tgid,
@@ -72,12 +73,22 @@ pub struct FreedCode {
 
 /// The kernel's information on the purpose of a memory record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PurposeHint {
+pub enum PurposeHint<'a> {
     None,
     /// The tensor that the thread had started to create.
-    Tensor(ShapeRecord),
+    Tensor(EncodedShape<'a>),
     /// The thread was creating no tensor; a copy of its stack, return address first.
     Stack(Box<StackCopy>),
+}
+
+/// Bytes of a [`ShapeRecord`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodedShape<'a>(&'a [u8; size_of::<ShapeRecord>()]);
+
+impl EncodedShape<'_> {
+    pub fn read(self) -> ShapeRecord {
+        zerocopy::transmute!(*self.0)
+    }
 }
 
 /// A copy of a thread's stack with the registers that unwinding needs.
@@ -114,7 +125,7 @@ pub enum MemoryKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
+pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Malformed> {
     let kind = match *bytes.first().ok_or(Malformed)? {
         record::BLOCK => MemoryKind::Block,
         record::OUT_OF_MEMORY => MemoryKind::OutOfMemory,
@@ -148,14 +159,14 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let reason = match (shape, kind) {
         ([], _) => PurposeHint::None,
         (shape, MemoryKind::Block | MemoryKind::CpuBlock | MemoryKind::OutOfMemory) => {
-            PurposeHint::Tensor(whole(shape)?)
+            PurposeHint::Tensor(EncodedShape(shape.try_into().map_err(|_| Malformed)?))
         }
         (_, MemoryKind::Backward | MemoryKind::CpuFree) => return Err(Malformed),
     };
     Ok(Record::Memory(kind, memory, reason))
 }
 
-fn process(event: ProcessEvent, bytes: &[u8]) -> Result<Record, Malformed> {
+fn process(event: ProcessEvent, bytes: &[u8]) -> Result<Record<'static>, Malformed> {
     Ok(Record::Process(event, whole(bytes)?))
 }
 
@@ -173,7 +184,7 @@ fn thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
     })
 }
 
-fn stack(bytes: &[u8]) -> Result<Record, Malformed> {
+fn stack(bytes: &[u8]) -> Result<Record<'static>, Malformed> {
     let (start, frames) = head::<StackHead>(bytes)?;
     let count = usize::from(start.count);
     if count > MAX_WALKED || frames.len() != count * size_of::<FrameRecord>() {
@@ -184,7 +195,7 @@ fn stack(bytes: &[u8]) -> Result<Record, Malformed> {
 }
 
 /// Decodes a freed code object. Each stretch has an address and the bytes that the kernel could read.
-fn freed_code(bytes: &[u8]) -> Result<Record, Malformed> {
+fn freed_code(bytes: &[u8]) -> Result<Record<'static>, Malformed> {
     const STRETCHES: [usize; 4] = [
         offset_of!(CodeRecord, code),
         offset_of!(CodeRecord, file),
@@ -270,6 +281,7 @@ mod tests {
         else {
             panic!("not decoded");
         };
+        let shape = shape.read();
         assert_eq!((shape.layout, shape.device_type, shape.dtype), (2, 1, 6));
         assert_eq!((shape.dimensions, shape.extent), (2, 99));
         assert_eq!(shape.sizes[..2], [3, 33]);
@@ -295,7 +307,7 @@ mod tests {
             "it was taken back"
         );
         assert!(!handed_out(512, stack_state::UNREADABLE, PurposeHint::None));
-        let shape = PurposeHint::Tensor(ShapeRecord::default());
+        let shape = PurposeHint::Tensor(EncodedShape(&[0; size_of::<ShapeRecord>()]));
         assert!(!handed_out(512, python, shape));
     }
 

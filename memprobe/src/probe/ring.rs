@@ -48,9 +48,71 @@ impl Records {
         }
     }
 
-    /// Takes the next record's bytes; `None` if there is no record.
-    pub fn next<T>(&mut self, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        let record = self.ring.get_mut().next();
-        record.map(|record| take(&record))
+    /// Takes the next records before a place, `most` at most, in place of those of the batch. The batch stays empty if
+    /// there is none.
+    ///
+    /// Another processor wrote them. To copy many in a row overlaps the waits for its cache.
+    pub fn take(&mut self, batch: &mut RecordBatch, most: usize, end: StreamPosition) {
+        batch.clear();
+        let ring = self.ring.get_mut();
+        while batch.len() < most
+            && self.positions.read() < end.0
+            && let Some(record) = ring.next()
+        {
+            batch.push(&record);
+        }
+    }
+}
+
+/// Copies of records, in the order of the ring buffer.
+#[derive(Default)]
+pub struct RecordBatch {
+    bytes: Vec<u8>,
+    /// End of each record in `bytes`.
+    ends: Vec<usize>,
+}
+
+impl RecordBatch {
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Bytes of each record.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = [0].into_iter().chain(self.ends.iter().copied());
+        starts
+            .zip(&self.ends)
+            .map(|(start, end)| &self.bytes[start..*end])
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    fn push(&mut self, record: &[u8]) {
+        self.bytes.extend_from_slice(record);
+        self.ends.push(self.bytes.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_gives_each_record_back() {
+        let mut batch = RecordBatch::default();
+        for record in [&[1u8, 2][..], &[], &[3]] {
+            batch.push(record);
+        }
+        assert_eq!(batch.len(), 3);
+        assert_eq!(batch.iter().collect::<Vec<_>>(), [&[1u8, 2][..], &[], &[3]]);
+        batch.clear();
+        assert!(batch.is_empty() && batch.iter().count() == 0);
     }
 }

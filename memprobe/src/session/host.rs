@@ -3,6 +3,7 @@
 mod catching_up;
 mod ended;
 mod gpus;
+mod losses;
 mod read_interval;
 
 use std::collections::VecDeque;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
-use memprobe_common::{CudaRecord, counter};
 
 use self::ended::EndedProcesses;
 use self::read_interval::{ReadInterval, ReadNeed};
@@ -25,7 +25,7 @@ use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
 use crate::probe::overhead::ProbedInstructions;
-use crate::probe::ring::Records;
+use crate::probe::ring::{RecordBatch, Records, StreamPosition};
 use crate::probe::watched::{Watched, allow_many_files};
 use crate::probe::{attaching, heap};
 use crate::process::facts;
@@ -38,6 +38,8 @@ const SWEEP: Duration = Duration::from_millis(250);
 const CHECK_CODE: Duration = Duration::from_secs(1);
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
+/// Records that become events together. Most are of 64 or 144 bytes: they and their events stay in a processor's cache.
+const CHUNK: usize = 256;
 
 pub(crate) struct HostSession {
     wanted: Wanted,
@@ -48,6 +50,7 @@ pub(crate) struct HostSession {
     files: ProbedFiles,
     gpus: GpuSampler,
     records: Records,
+    chunk: RecordBatch,
     counters: Counters,
     /// Losses so far, of all processes together.
     pub(crate) losses: Losses,
@@ -91,6 +94,7 @@ impl HostSession {
             files: ProbedFiles::default(),
             gpus: GpuSampler::default(),
             records: Records::new(loader.take_records()?).context("watching the ring buffer")?,
+            chunk: RecordBatch::default(),
             counters: loader.take_counters()?,
             losses: Losses::default(),
             malformed: 0,
@@ -183,17 +187,18 @@ impl HostSession {
         }
     }
 
-    /// Emits all that is there, in order; returns the number of records read.
+    /// Emits all that was there at the beginning, in order; returns the number of records read.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<usize> {
         let end = self.records.end();
-        let taken = self.take_records();
+        // Counted later than the last record was begun, and before the records become events: what they leave out must
+        // not be taken for known.
+        self.emit_losses();
+        let taken = self.take_records(end, &mut sink)?;
         let all = self.records.has_passed(end);
         let now = Instant::now();
         if taken > 0 {
             self.interval.heard(now);
         }
-        // Before the records are settled: what they leave out must not be taken for known.
-        self.emit_losses();
         self.keep_budget(now);
         self.poll(now);
         // Whoever has ended may have records in the ring that were not reached yet.
@@ -201,9 +206,7 @@ impl HostSession {
             self.swept = now;
             self.sweep(now);
         }
-        while let Some(event) = self.emitted.pop_front() {
-            sink(event)?;
-        }
+        self.pass_emitted(&mut sink)?;
         self.settle(now, all, &mut sink)?;
         self.ask_driver(now);
         self.identify_gpus(now);
@@ -262,31 +265,66 @@ impl HostSession {
         }
     }
 
-    fn take_records(&mut self) -> usize {
+    /// Takes the records before a place, and emits what is known at once of them.
+    fn take_records(
+        &mut self,
+        end: StreamPosition,
+        sink: &mut impl FnMut(HostEvent) -> Result<()>,
+    ) -> Result<usize> {
         let mut taken = 0;
+        let mut chunk = std::mem::take(&mut self.chunk);
         while taken < BATCH {
-            let Some(record) = self.records.next(decode) else {
+            self.records.take(&mut chunk, CHUNK, end);
+            if chunk.is_empty() {
                 break;
-            };
-            taken += 1;
-            match record {
-                Ok(Record::Process(step, process)) => {
-                    self.follow(step, Tgid(process.tgid), Tgid(process.parent));
-                }
-                Ok(record) => self.deliver(record),
-                Err(Malformed) => self.malformed += 1,
             }
+            taken += chunk.len();
+            for bytes in chunk.iter() {
+                match decode(bytes) {
+                    Ok(Record::Process(step, process)) => {
+                        self.follow(step, Tgid(process.tgid), Tgid(process.parent));
+                    }
+                    Ok(record) => self.deliver(record),
+                    Err(Malformed) => self.malformed += 1,
+                }
+            }
+            self.pass_known(sink)?;
         }
-        taken
+        self.chunk = chunk;
+        Ok(taken)
     }
 
-    fn deliver(&mut self, record: Record) {
-        let tgid = record.tgid();
-        if !self.processes.contains_key(&tgid.0) {
-            self.adopt(tgid);
+    /// Passes on the events of the processes that wait for nothing.
+    fn pass_known(&mut self, sink: &mut impl FnMut(HostEvent) -> Result<()>) -> Result<()> {
+        self.pass_emitted(sink)?;
+        for tgid in &self.busy {
+            if let Some(process) = self.processes.get_mut(&tgid.0)
+                && process.settle_known()
+            {
+                process.pass_items(sink)?;
+            }
         }
-        let Some(process) = self.processes.get_mut(&tgid.0) else {
-            return;
+        Ok(())
+    }
+
+    fn pass_emitted(&mut self, sink: &mut impl FnMut(HostEvent) -> Result<()>) -> Result<()> {
+        while let Some(event) = self.emitted.pop_front() {
+            sink(event)?;
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, record: Record<'_>) {
+        let tgid = record.tgid();
+        let process = match self.processes.get_mut(&tgid.0) {
+            Some(process) => process,
+            None => {
+                self.adopt(tgid);
+                let Some(process) = self.processes.get_mut(&tgid.0) else {
+                    return;
+                };
+                process
+            }
         };
         if self.wanted.detail == Detail::Full && record.is_block_without_reason() {
             process.without_stack_copy += 1;
@@ -296,8 +334,11 @@ impl HostSession {
         if process.become_busy() {
             self.busy.push(tgid);
         }
-        for item in received.into_iter().flatten() {
-            self.emit(tgid, item);
+        if let Some(notice) = received.notice {
+            self.emit(tgid, HostItem::Notice(notice));
+        }
+        if let Some(point) = received.point {
+            self.emit(tgid, HostItem::SnapshotPoint(point));
         }
     }
 
@@ -461,9 +502,7 @@ impl HostSession {
                 continue;
             };
             process.settle(now, all);
-            while let Some(item) = process.next_item() {
-                sink(HostEvent { tgid, item })?;
-            }
+            process.pass_items(sink)?;
             if let Some(notice) = process.look_at_modules(&mut self.loader) {
                 let item = HostItem::Notice(notice);
                 sink(HostEvent { tgid, item })?;
@@ -662,82 +701,6 @@ impl HostSession {
         let first = self.processes.keys().next().copied();
         if let (Err(error), Some(first)) = (result, first) {
             self.emit(Tgid(first), HostItem::Notice(error.to_string()));
-        }
-    }
-
-    /// Puts the running totals of losses into the streams when they have grown.
-    fn emit_losses(&mut self) {
-        let processes = self.processes_lost();
-        let losses = Losses {
-            events: self.counters.total(counter::EVENTS_LOST),
-            // Without the record of a process's start or end its lines are unknown.
-            stacks: self.counters.total(counter::STACKS_LOST) + processes,
-            malformed: self.malformed,
-            uses: self.without_stack_copy,
-        };
-        if losses != self.losses {
-            self.losses = losses;
-            for process in self.processes.values_mut() {
-                let tgid = process.tgid;
-                // Lost records of process starts and ends, and malformed records, have no known owner: they count
-                // for every process.
-                let own = Losses {
-                    events: self.counters.of_process(tgid, counter::EVENTS_LOST),
-                    stacks: self.counters.of_process(tgid, counter::STACKS_LOST) + processes,
-                    uses: 0,
-                    ..losses
-                };
-                if process.count_loss(own) && process.become_busy() {
-                    self.busy.push(process.tgid);
-                }
-            }
-        }
-        self.handle_lost_processes();
-    }
-
-    fn processes_lost(&self) -> u64 {
-        self.counters.total(counter::PROCESSES_LOST)
-    }
-
-    /// Says how many failed calls were not recorded, whenever the number has doubled.
-    fn report_unsent_failures(&mut self) {
-        let unsent = self.counters.total(counter::FAILURES_NOT_SENT);
-        if unsent == 0 || unsent < self.unsent_failures.saturating_mul(2) {
-            return;
-        }
-        self.unsent_failures = unsent;
-        let most = CudaRecord::MAX_FAILURES_PER_SECOND;
-        let notice = format!(
-            "{unsent} failed calls of CUDA are not recorded: at most {most} a second of a process are"
-        );
-        let index = counter::FAILURES_NOT_SENT;
-        let count = |tgid: &&u32| self.counters.of_process(Tgid(**tgid), index);
-        if let Some(worst) = self.processes.keys().max_by_key(count).copied() {
-            self.emit(Tgid(worst), HostItem::Notice(notice));
-        }
-    }
-
-    /// Polls all processes if a record of a start or end was lost.
-    fn handle_lost_processes(&mut self) {
-        let lost = self.processes_lost();
-        if lost != self.handled_losses {
-            self.handled_losses = lost;
-            let now = Instant::now();
-            for process in self.processes.values_mut() {
-                process.doubt(now);
-            }
-        }
-        self.report_unsent_failures();
-        let processes = self.counters.total(counter::PROCESSES_REFUSED);
-        let events = self.counters.total(counter::THREADS_REFUSED);
-        if processes + events != self.refused_rooms {
-            self.refused_rooms = processes + events;
-            let notice = format!(
-                "limits of memprobe exceeded: {processes} processes are not watched, and {events} events have no stack"
-            );
-            if let Some(first) = self.processes.keys().next() {
-                self.emit(Tgid(*first), HostItem::Notice(notice));
-            }
         }
     }
 }

@@ -86,7 +86,7 @@ pub(crate) enum SnapshotPoint {
 
 impl SnapshotPoint {
     /// Point that a record of the kernel programs shows.
-    fn of(record: &Record) -> Option<Self> {
+    fn of(record: &Record<'_>) -> Option<Self> {
         match record {
             Record::Memory(MemoryKind::OutOfMemory, ..) => Some(Self::OutOfMemory),
             Record::Mark(mark) => {

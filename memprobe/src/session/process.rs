@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
@@ -15,7 +16,7 @@ use super::live_blocks::{FoundBlocks, LiveBlocks};
 use super::poll::{self, Pace, PollSchedule};
 use super::segments::SegmentReader;
 use super::startup_check::{ObservedFrom, StartupCheck};
-use super::{HostItem, SnapshotPoint, loaded_libraries};
+use super::{HostEvent, HostItem, SnapshotPoint, loaded_libraries};
 use crate::decode::Record;
 use crate::event::{
     Action, CaptureLevel, Event, LoadedLibrary, Losses, MemoryEvent, SegmentReading, Target, Tgid,
@@ -92,6 +93,8 @@ pub(super) struct Process {
     pub(super) is_busy: bool,
     has_called: bool,
     last_record: Instant,
+    /// True if records became events since the last [`Self::settle`].
+    has_new: bool,
     torch: Option<String>,
     allocator_conf: Option<String>,
     /// Libraries that it had loaded at attach, if it ran before.
@@ -122,6 +125,12 @@ pub(super) struct Attempt {
     pub(super) is_unfinished: bool,
     /// True if there may be events to emit.
     pub(super) has_events: bool,
+}
+
+/// News of a record, before it becomes an event.
+pub(super) struct Received {
+    pub(super) notice: Option<String>,
+    pub(super) point: Option<SnapshotPoint>,
 }
 
 impl Process {
@@ -162,6 +171,7 @@ impl Process {
             is_busy: false,
             has_called: false,
             last_record: now,
+            has_new: false,
             torch: None,
             allocator_conf: None,
             libraries: Vec::new(),
@@ -305,7 +315,7 @@ impl Process {
         std::mem::replace(&mut self.is_gone, is_gone) && is_gone
     }
 
-    pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> [Option<HostItem>; 2] {
+    pub(super) fn receive(&mut self, record: Record<'_>, loader: &mut Loader) -> Received {
         let point = SnapshotPoint::of(&record);
         self.records += 1;
         self.symbolizer.push(record);
@@ -315,10 +325,19 @@ impl Process {
             true if !is_failure => Some(SnapshotPoint::FirstCall),
             _ => point,
         };
-        [
-            notice.map(HostItem::Notice),
-            point.map(HostItem::SnapshotPoint),
-        ]
+        Received { notice, point }
+    }
+
+    /// Passes on its next items.
+    pub(super) fn pass_items(
+        &mut self,
+        sink: &mut impl FnMut(HostEvent) -> Result<()>,
+    ) -> Result<()> {
+        let tgid = self.tgid;
+        while let Some(item) = self.next_item() {
+            sink(HostEvent { tgid, item })?;
+        }
+        Ok(())
     }
 
     pub(super) fn next_item(&mut self) -> Option<HostItem> {
@@ -501,9 +520,18 @@ impl Process {
         self.finish("its allocator is unknown");
     }
 
+    /// Turns its records into events if none of them waits for later ones. Returns true if it did.
+    pub(super) fn settle_known(&mut self) -> bool {
+        if self.before.is_some() || !self.symbolizer.settle_known() {
+            return false;
+        }
+        self.has_new = true;
+        true
+    }
+
     /// Turns its records into events. `all` is true if every record written by now was read.
     pub(super) fn settle(&mut self, now: Instant, all: bool) {
-        if self.symbolizer.is_unsettled() {
+        if self.symbolizer.is_unsettled() || std::mem::take(&mut self.has_new) {
             self.last_record = now;
         } else if now.duration_since(self.last_record) >= PATIENCE {
             self.symbolizer.give_up();

@@ -19,11 +19,12 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use memprobe_common::{
-    CudaRecord, DEVICE_UNKNOWN, MarkRecord, MemoryRecord, NodeEnteredRecord, stack_state,
+    CudaRecord, DEVICE_UNKNOWN, MarkRecord, MemoryRecord, NodeEnteredRecord, NodeMadeRecord,
+    ShapeRecord, stack_state,
 };
 
 use crate::cuda::calls::{self, Api};
-use crate::decode::{MemoryKind, PurposeHint, Record};
+use crate::decode::{MemoryKind, PurposeHint, Record, StackCopy};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
@@ -35,7 +36,7 @@ use crate::torch::module_calls::{ModuleCalls, NameModules};
 use cpu::CpuAllocatorTotals;
 use cuda::{Call, CallerKind, CudaResolver};
 use native::{NativeCode, NativeStack};
-use nodes::Nodes;
+use nodes::{NodeName, Nodes};
 use readings::{Readings, SegmentClaim, TimedReading};
 use segments::{Owner, Segments, event_of};
 use shapes::PurposeInterner;
@@ -59,11 +60,17 @@ pub struct Symbolizer<M> {
     graph_tasks: GraphTasks,
     nodes: Nodes,
     names: HashMap<Tid, Arc<str>>,
+    /// The thread of the last event, whose name was emitted.
+    last_thread: Option<Tid>,
+    /// The last stack of a thread that another waits for.
+    last_waiting: Option<WaitingStack>,
     native: NativeCode,
     cuda: CudaResolver,
     ready: Segments,
     /// Records in order that are not events yet.
     queue: VecDeque<Queued>,
+    /// Tensors of the queued blocks that have one, in order.
+    tensors: VecDeque<ShapeRecord>,
     readings: Readings,
     /// The number of queued records that were there at the last [`Symbolizer::settle`].
     certain: usize,
@@ -71,25 +78,41 @@ pub struct Symbolizer<M> {
     unsettled: usize,
 }
 
+/// A record from which nothing was read yet, or what was read from it. Small, as each moves into and out of the queue.
 enum Queued {
-    /// Boxed: an event's record is half as large, and each is moved into and out of the queue.
     Stack(Box<Pending>),
+    NodeMade(NodeMadeRecord),
     /// The record and the name of its node.
-    NodeEntered(NodeEnteredRecord, Arc<str>),
-    /// A record from which nothing was read yet.
-    Other(Record),
+    NodeEntered(NodeEnteredRecord, NodeName),
+    Memory(MemoryKind, MemoryRecord),
+    /// A block whose tensor is the next in [`Symbolizer::tensors`].
+    Tensor(MemoryKind, MemoryRecord),
+    /// A block without a tensor, and the stack of its thread.
+    MemoryWithStack(MemoryKind, Box<(MemoryRecord, StackCopy)>),
+    Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
+    Mark(Box<MarkRecord>),
 }
 
 impl Queued {
     /// Time of an event; `None` for what describes later events.
     fn time(&self) -> Option<TimeNs> {
-        match self {
-            Self::Other(Record::Memory(_, memory, _)) => Some(TimeNs(memory.time_ns)),
-            Self::Other(Record::Cuda(call, _)) => Some(TimeNs(call.time_ns)),
-            Self::Other(Record::Mark(mark)) => Some(TimeNs(mark.time_ns)),
-            Self::Other(_) | Self::Stack(_) | Self::NodeEntered(..) => None,
-        }
+        let time = match self {
+            Self::Memory(_, memory) | Self::Tensor(_, memory) => memory.time_ns,
+            Self::MemoryWithStack(_, block) => block.0.time_ns,
+            Self::Cuda(call, _) => call.time_ns,
+            Self::Mark(mark) => mark.time_ns,
+            Self::Stack(_) | Self::NodeMade(_) | Self::NodeEntered(..) => return None,
+        };
+        Some(TimeNs(time))
     }
+}
+
+/// Purpose of a block, as far as the kernel's programs recorded it.
+#[derive(Clone, Copy)]
+enum Purpose<'a> {
+    Unknown,
+    Tensor(&'a ShapeRecord),
+    Stack(&'a StackCopy),
 }
 
 /// The native code that called into CUDA.
@@ -111,6 +134,14 @@ impl CudaCaller {
     fn library(&self) -> Option<&Arc<str>> {
         self.frame()?.library.as_ref()
     }
+}
+
+/// The stack of a thread without Python frames, made of that of the thread that waits for it.
+#[derive(Clone, Copy)]
+struct WaitingStack {
+    thread: Tid,
+    waiting: StackId,
+    stack: StackId,
 }
 
 #[derive(Clone, Copy)]
@@ -147,8 +178,11 @@ impl<M: ReadMemory> Symbolizer<M> {
             graph_tasks: GraphTasks::default(),
             nodes: Nodes::default(),
             names: HashMap::new(),
+            last_thread: None,
+            last_waiting: None,
             ready: Segments::default(),
             queue: VecDeque::new(),
+            tensors: VecDeque::new(),
             readings: Readings::default(),
             certain: 0,
             unsettled: 0,
@@ -156,33 +190,43 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Accepts the next record and reads the process memory that it refers to. Records of other processes are ignored.
-    pub fn push(&mut self, record: Record) {
+    pub fn push(&mut self, record: Record<'_>) {
         if record.tgid() != self.tgid {
             return;
         }
-        match record {
+        let queued = match record {
+            Record::Memory(kind, memory, PurposeHint::None) => Queued::Memory(kind, memory),
+            Record::Memory(kind, memory, PurposeHint::Tensor(shape)) => {
+                self.tensors.push_back(shape.read());
+                Queued::Tensor(kind, memory)
+            }
+            Record::Memory(kind, memory, PurposeHint::Stack(copy)) => {
+                Queued::MemoryWithStack(kind, Box::new((memory, *copy)))
+            }
             Record::Stack(head, frames) => {
-                if let Some(pending) = self.stacks.read(head, frames) {
-                    self.unsettled = self.queue.len() + 1;
-                    self.queue.push_back(Queued::Stack(Box::new(pending)));
-                }
+                let Some(pending) = self.stacks.read(head, frames) else {
+                    return;
+                };
+                self.unsettled = self.queue.len() + 1;
+                Queued::Stack(Box::new(pending))
             }
             Record::CodeFreed(freed) => {
                 let pending = self.queue.iter_mut().filter_map(|queued| match queued {
                     Queued::Stack(pending) => Some(&mut **pending),
                     _ => None,
                 });
-                self.stacks.freed(&freed, pending);
+                return self.stacks.freed(&freed, pending);
             }
+            Record::NodeMade(node) => Queued::NodeMade(node),
             Record::NodeEntered(node) => {
                 let name = self.nodes.name(&self.stacks.memory, &node);
-                self.queue.push_back(Queued::NodeEntered(node, name));
+                Queued::NodeEntered(node, name)
             }
-            Record::Process(..) => {}
-            Record::Memory(..) | Record::Cuda(..) | Record::NodeMade(_) | Record::Mark(_) => {
-                self.queue.push_back(Queued::Other(record));
-            }
-        }
+            Record::Cuda(call, copy) => Queued::Cuda(call, copy),
+            Record::Mark(mark) => Queued::Mark(mark),
+            Record::Process(..) => return,
+        };
+        self.queue.push_back(queued);
     }
 
     /// Reads the process's mappings now, because the process may end soon after its first calls into CUDA.
@@ -258,20 +302,26 @@ impl<M: ReadMemory> Symbolizer<M> {
         });
     }
 
+    /// Makes events of the queued records if no stack is among them: then they wait for no later record. Returns true if
+    /// it did. All losses from before these records must be known.
+    pub fn settle_known(&mut self) -> bool {
+        if self.unsettled > 0 {
+            return false;
+        }
+        self.settle_up_to(Wait::Allowed);
+        true
+    }
+
     fn settle_up_to(&mut self, wait: Wait) {
         let certain = std::mem::replace(&mut self.certain, self.queue.len());
         let ready = match self.unsettled {
             0 => self.queue.len(),
             _ => certain,
         };
-        let waits = self
-            .queue
-            .iter_mut()
-            .take(ready)
-            .position(|queued| match queued {
-                Queued::Stack(pending) => !self.stacks.answer(pending, wait),
-                _ => false,
-            });
+        let waits = match self.unsettled {
+            0 => None,
+            _ => self.first_that_waits(ready, wait),
+        };
         let ready = waits.unwrap_or(ready);
         for _ in 0..ready {
             let Some(queued) = self.queue.pop_front() else {
@@ -282,18 +332,19 @@ impl<M: ReadMemory> Symbolizer<M> {
             {
                 self.pass_readings(Some(time));
             }
-            match queued {
-                Queued::NodeEntered(node, name) => self.nodes.enter(&node, name),
-                Queued::Stack(pending) => {
-                    if let Some((id, stack)) = self.stacks.define(*pending) {
-                        self.ready.push(Event::Stack(id, stack));
-                    }
-                }
-                Queued::Other(record) => self.push_record(record),
-            }
+            self.apply(queued);
         }
         self.certain -= ready;
         self.unsettled = self.unsettled.saturating_sub(ready);
+    }
+
+    /// Position of the first stack, among so many records, whose module still has no name.
+    fn first_that_waits(&mut self, ready: usize, wait: Wait) -> Option<usize> {
+        let mut queued = self.queue.iter_mut().take(ready);
+        queued.position(|queued| match queued {
+            Queued::Stack(pending) => !self.stacks.answer(pending, wait),
+            _ => false,
+        })
     }
 
     /// Passes on the readings from before a record, or all.
@@ -306,24 +357,37 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    fn push_record(&mut self, record: Record) {
-        match record {
-            Record::Memory(kind, memory, reason) => self.push_memory(kind, &memory, &reason),
+    fn apply(&mut self, queued: Queued) {
+        match queued {
+            Queued::Memory(kind, memory) => self.push_memory(kind, &memory, Purpose::Unknown),
+            Queued::Tensor(kind, memory) => {
+                let tensor = self.tensors.pop_front();
+                let purpose = tensor.as_ref().map_or(Purpose::Unknown, Purpose::Tensor);
+                self.push_memory(kind, &memory, purpose);
+            }
+            Queued::MemoryWithStack(kind, block) => {
+                let (memory, copy) = &*block;
+                self.push_memory(kind, memory, Purpose::Stack(copy));
+            }
+            Queued::NodeMade(node) => {
+                let forward = self.stack_of(Tid(node.tid), node.stack_state, node.stack);
+                self.nodes.make(&node, forward);
+            }
+            Queued::NodeEntered(node, name) => self.nodes.enter(&node, name),
+            Queued::Stack(pending) => {
+                if let Some((id, stack)) = self.stacks.define(*pending) {
+                    self.ready.push(Event::Stack(id, stack));
+                }
+            }
             // Symbols are read only now: it takes time in which code objects may be freed.
-            Record::Cuda(call, copy) => {
+            Queued::Cuda(call, copy) => {
                 let called = match copy {
                     Some(copy) => CudaCaller::Native(self.native.unwind(call.caller, &copy)),
                     None => CudaCaller::From(self.native.caller(call.caller)),
                 };
                 self.push_call(&call, called);
             }
-            Record::NodeMade(node) => {
-                let forward = self.stack_of(Tid(node.tid), node.stack_state, node.stack);
-                self.nodes.make(&node, forward);
-            }
-            Record::Mark(mark) => self.push_mark(&mark),
-            Record::Stack(..) | Record::CodeFreed(_) => {}
-            Record::NodeEntered(_) | Record::Process(..) => {}
+            Queued::Mark(mark) => self.push_mark(&mark),
         }
     }
 
@@ -397,11 +461,11 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.is_waiting()
     }
 
-    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &PurposeHint) {
+    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord, purpose: Purpose<'_>) {
         let tid = Tid(record.tid);
         let action = match kind {
             MemoryKind::CpuBlock | MemoryKind::CpuFree => {
-                return self.push_cpu(kind, record, reason);
+                return self.push_cpu(kind, record, purpose);
             }
             MemoryKind::Backward => {
                 let stack = self.stack_of(tid, record.stack_state, record.stack);
@@ -416,7 +480,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         let stack = self.stack_of_memory(record);
         let shape = match action {
             Action::Free => PurposeId::NONE,
-            _ => self.use_of(record, reason),
+            _ => self.purpose_of(record, purpose),
         };
         self.ready.push(Event::Memory(MemoryEvent {
             action,
@@ -431,7 +495,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Emits an event of the CPU allocator, past the segment logic, which is the caching allocator's.
-    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &PurposeHint) {
+    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, purpose: Purpose<'_>) {
         let stack = self.stack_of_memory(record);
         let time = TimeNs(record.time_ns);
         if let Some(beginning) = self.cpu.begin(time) {
@@ -443,7 +507,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             _ => {
                 let size = Bytes(record.size.unsigned_abs());
                 self.cpu.alloc(addr, size);
-                (Action::Alloc, size, self.use_of(record, reason))
+                (Action::Alloc, size, self.purpose_of(record, purpose))
             }
         };
         self.ready.pass(Event::Memory(MemoryEvent {
@@ -459,11 +523,11 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Returns the purpose of a record's memory and defines it in the stream if it is new.
-    fn use_of(&mut self, record: &MemoryRecord, reason: &PurposeHint) -> PurposeId {
-        let (shape, purpose) = match reason {
-            PurposeHint::None => (None, None),
-            PurposeHint::Tensor(shape) => (Some(shape), None),
-            PurposeHint::Stack(copy) => (None, self.native.purpose(copy)),
+    fn purpose_of(&mut self, record: &MemoryRecord, purpose: Purpose<'_>) -> PurposeId {
+        let (shape, purpose) = match purpose {
+            Purpose::Unknown => (None, None),
+            Purpose::Tensor(shape) => (Some(shape), None),
+            Purpose::Stack(copy) => (None, self.native.purpose(copy)),
         };
         let (id, new) = self.shapes.of(record, shape, purpose);
         if let Some(new) = new {
@@ -489,7 +553,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {
-            self.name(tid);
+            self.introduce(tid);
             StackId::NONE
         } else {
             self.calling_stack(tid, record, called)
@@ -555,7 +619,8 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
         match self.nodes.evaluated(tid, record.node) {
             Some((name, forward)) => {
-                let interned = self.stacks.in_node(stack, &name, forward);
+                let name = (name, self.nodes.text(name));
+                let interned = self.stacks.in_node(stack, name, forward);
                 self.defined(interned)
             }
             None => stack,
@@ -564,16 +629,43 @@ impl<M: ReadMemory> Symbolizer<M> {
 
     /// Returns the stack of a record and defines it in the stream if it is new.
     fn stack_of(&mut self, tid: Tid, state: u8, word: u64) -> StackId {
-        let thread = self.name(tid);
-        if state == stack_state::NONE {
-            return StackId::NONE;
+        self.introduce(tid);
+        match state {
+            stack_state::NONE => StackId::NONE,
+            stack_state::PYTHON => match self.stacks.by_hash(word) {
+                Some(id) => id,
+                None => self.stack_without_python(tid, state, word),
+            },
+            _ => self.stack_without_python(tid, state, word),
         }
+    }
+
+    fn stack_without_python(&mut self, tid: Tid, state: u8, word: u64) -> StackId {
+        let thread = self.name(tid);
         let interned = match self.stack_behind(&thread, state, word) {
             Ok(PythonStack::Own(stack)) => (stack, None),
-            Ok(PythonStack::Waiting(waiting)) => self.stacks.waiting(&thread, waiting),
+            Ok(PythonStack::Waiting(waiting)) => {
+                return self.waiting_stack(tid, &thread, waiting);
+            }
             Err(reason) => self.stacks.unknown(&thread, reason),
         };
         self.defined(interned)
+    }
+
+    /// Returns the stack of a thread that another waits for. A backward pass asks for the same one again and again.
+    fn waiting_stack(&mut self, tid: Tid, thread: &Arc<str>, waiting: StackId) -> StackId {
+        let is_it = |last: &WaitingStack| last.thread == tid && last.waiting == waiting;
+        if let Some(last) = self.last_waiting.filter(is_it) {
+            return last.stack;
+        }
+        let interned = self.stacks.waiting(thread, waiting);
+        let stack = self.defined(interned);
+        self.last_waiting = Some(WaitingStack {
+            thread: tid,
+            waiting,
+            stack,
+        });
+        stack
     }
 
     /// Returns the Python stack of a thread's record, as far as it is known.
@@ -610,8 +702,16 @@ impl<M: ReadMemory> Symbolizer<M> {
         id
     }
 
+    /// Emits a thread's name before its first event.
+    fn introduce(&mut self, tid: Tid) {
+        if self.last_thread != Some(tid) {
+            self.name(tid);
+        }
+    }
+
     /// Returns the thread's name and emits it before the thread's first event.
     fn name(&mut self, tid: Tid) -> Arc<str> {
+        self.last_thread = Some(tid);
         if let Some(name) = self.names.get(&tid) {
             return name.clone();
         }
@@ -622,6 +722,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         if self.names.len() >= THREAD_NAMES {
             self.names.clear();
+            self.last_waiting = None;
         }
         self.names.insert(tid, name.clone());
         self.ready.push(Event::Thread(tid, name.clone()));
@@ -634,96 +735,4 @@ fn file_name(path: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::{DriverReading, StackKind};
-    use crate::process::memory::fake::FakeMemory;
-
-    /// Returns the reason for a missing stack while the kernel programs have no Python layout.
-    fn missing_stack_reason(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
-        let record = MemoryRecord {
-            tgid: symbolizer.tgid.0,
-            size: 512,
-            stack_state: stack_state::UNKNOWN_PYTHON,
-            ..MemoryRecord::default()
-        };
-        symbolizer.push(Record::Memory(MemoryKind::Block, record, PurposeHint::None));
-        symbolizer.settle_all();
-        std::iter::from_fn(|| symbolizer.pop()).find_map(|event| match event {
-            Event::Stack(_, stack) => match stack.kind {
-                StackKind::Unknown { reason, .. } => Some(reason),
-                _ => None,
-            },
-            _ => None,
-        })
-    }
-
-    #[test]
-    fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
-        let mut symbolizer = Symbolizer::new(
-            Tgid(u32::MAX),
-            FakeMemory::default(),
-            None,
-            PriorCudaUse::Unknown,
-        );
-        assert_eq!(
-            missing_stack_reason(&mut symbolizer),
-            Some(NoStack::UnknownPython)
-        );
-        symbolizer.runs_no_python();
-        assert_eq!(
-            missing_stack_reason(&mut symbolizer),
-            Some(NoStack::NoPython)
-        );
-    }
-
-    #[test]
-    fn a_reading_stands_between_the_records_from_before_and_after_it() {
-        let mut symbolizer = Symbolizer::new(
-            Tgid(u32::MAX),
-            FakeMemory::default(),
-            None,
-            PriorCudaUse::Unknown,
-        );
-        let block = |time_ns| {
-            let record = MemoryRecord {
-                tgid: u32::MAX,
-                size: 512,
-                addr: time_ns << 20,
-                time_ns,
-                ..MemoryRecord::default()
-            };
-            Record::Memory(MemoryKind::Block, record, PurposeHint::None)
-        };
-        let driver = |time| {
-            TimedReading::Driver(Arc::new(DriverReading {
-                time: TimeNs(time),
-                asked: TimeNs(time),
-                tgid: Tgid(u32::MAX),
-                devices: Vec::new(),
-                unread: None,
-            }))
-        };
-        let times = |symbolizer: &mut Symbolizer<FakeMemory>| -> Vec<u64> {
-            let events = std::iter::from_fn(|| symbolizer.pop());
-            let times = events.filter_map(|event| match event {
-                Event::Memory(memory) => Some(memory.time.0),
-                Event::Driver(reading) => Some(reading.time.0),
-                _ => None,
-            });
-            times.collect()
-        };
-        for time in [20, 5, 40] {
-            symbolizer.push_reading(driver(time));
-        }
-        for time in [10, 30] {
-            symbolizer.push(block(time));
-        }
-        symbolizer.settle();
-        assert_eq!(times(&mut symbolizer), [5, 10, 20, 30]);
-        assert!(symbolizer.has_readings(), "a record may still come");
-        symbolizer.settle_readings();
-        assert_eq!(times(&mut symbolizer), [40]);
-        assert!(!symbolizer.has_readings());
-    }
-}
+mod tests;

@@ -28,14 +28,35 @@ const PYTHON_NODE: &str = "PyNode";
 /// (torch/autograd/function.py@v2.15.0, `FunctionMeta`).
 const PYTHON_SUFFIX: &str = "Backward";
 
+/// The most names of nodes. A node of a further one is [`UNNAMED`].
+const MAX_NAMES: usize = 1 << 16;
+
+/// Number of a node's name in [`Nodes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeName(u32);
+
 /// The known nodes. Addresses are reused by later nodes, so each node also has an identity.
-#[derive(Default)]
 pub struct Nodes {
     /// The newer and the older generation, by node address.
     made: [HashMap<u64, Made>; 2],
     entered: HashMap<Tid, Evaluated>,
     /// By address of the virtual table.
     classes: HashMap<u64, Class>,
+    /// By number. The first is [`UNNAMED`].
+    names: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, NodeName>,
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        Self {
+            made: Default::default(),
+            entered: HashMap::new(),
+            classes: HashMap::new(),
+            names: vec![UNNAMED.into()],
+            numbers: HashMap::new(),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -44,16 +65,16 @@ struct Made {
     forward: StackId,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Evaluated {
     number: u32,
-    name: Arc<str>,
+    name: NodeName,
     forward: Option<StackId>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 enum Class {
-    Named(Arc<str>),
+    Named(NodeName),
     /// Nodes are named after their own Python type.
     Python,
 }
@@ -72,7 +93,7 @@ impl Nodes {
     }
 
     /// Returns the name of a node. It must be called while the node's library is still loaded.
-    pub fn name(&mut self, memory: &impl ReadMemory, record: &NodeEnteredRecord) -> Arc<str> {
+    pub fn name(&mut self, memory: &impl ReadMemory, record: &NodeEnteredRecord) -> NodeName {
         match self.class(memory, record.table) {
             Some(Class::Named(name)) => name,
             Some(Class::Python) => {
@@ -80,28 +101,47 @@ impl Nodes {
                 let types = record.python_types.iter();
                 let mut names = types.filter_map(|kind| node_name::of_python_type(memory, *kind));
                 let name = names.find(|name| name.ends_with(PYTHON_SUFFIX));
-                name.map_or_else(|| PYTHON_NODE.into(), Into::into)
+                self.intern(name.as_deref().unwrap_or(PYTHON_NODE))
             }
-            None => UNNAMED.into(),
+            None => NodeName(0),
+        }
+    }
+
+    pub fn text(&self, name: NodeName) -> &Arc<str> {
+        &self.names[name.0 as usize]
+    }
+
+    fn intern(&mut self, text: &str) -> NodeName {
+        if let Some(name) = self.numbers.get(text) {
+            return *name;
+        }
+        match u32::try_from(self.names.len()) {
+            Ok(number) if self.names.len() < MAX_NAMES => {
+                let text: Arc<str> = text.into();
+                self.names.push(text.clone());
+                self.numbers.insert(text, NodeName(number));
+                NodeName(number)
+            }
+            _ => NodeName(0),
         }
     }
 
     fn class(&mut self, memory: &impl ReadMemory, table: u64) -> Option<Class> {
         if let Some(known) = self.classes.get(&table) {
-            return Some(known.clone());
+            return Some(*known);
         }
         let (_, mangled) = cpp_class::of_table(memory, table)?;
         let class = match &*mangled {
             node_name::PYTHON => Class::Python,
-            mangled => Class::Named(node_name::of_class(mangled)?.into()),
+            mangled => Class::Named(self.intern(&node_name::of_class(mangled)?)),
         };
         if self.classes.len() < MAX_CLASSES {
-            self.classes.insert(table, class.clone());
+            self.classes.insert(table, class);
         }
         Some(class)
     }
 
-    pub fn enter(&mut self, record: &NodeEnteredRecord, name: Arc<str>) {
+    pub fn enter(&mut self, record: &NodeEnteredRecord, name: NodeName) {
         let tid = Tid(record.tid);
         if self.entered.len() >= MAX_THREADS && !self.entered.contains_key(&tid) {
             self.entered.clear();
@@ -118,10 +158,12 @@ impl Nodes {
 
     /// Returns the node that a thread evaluates, if its number is `number`: the name, and the stack of the
     /// operation that created it.
-    pub fn evaluated(&self, tid: Tid, number: u32) -> Option<(Arc<str>, Option<StackId>)> {
+    pub fn evaluated(&self, tid: Tid, number: u32) -> Option<(NodeName, Option<StackId>)> {
+        if number == 0 {
+            return None;
+        }
         let evaluated = self.entered.get(&tid)?;
-        let is_meant = number != 0 && evaluated.number == number;
-        is_meant.then(|| (evaluated.name.clone(), evaluated.forward))
+        (evaluated.number == number).then_some((evaluated.name, evaluated.forward))
     }
 }
 
@@ -149,7 +191,7 @@ mod tests {
     }
 
     fn forward(nodes: &mut Nodes, record: &NodeEnteredRecord) -> Option<StackId> {
-        nodes.enter(record, "N".into());
+        nodes.enter(record, NodeName(0));
         nodes.evaluated(Tid(7), record.number).expect("it is").1
     }
 
@@ -180,7 +222,7 @@ mod tests {
     #[test]
     fn a_record_refers_to_the_last_node_of_its_thread_only() {
         let mut nodes = Nodes::default();
-        nodes.enter(&entered(0x10, 1, 4), "N".into());
+        nodes.enter(&entered(0x10, 1, 4), NodeName(0));
         assert!(nodes.evaluated(Tid(7), 4).is_some());
         assert_eq!(nodes.evaluated(Tid(7), 3), None, "that one was lost");
         assert_eq!(nodes.evaluated(Tid(7), 0), None, "it evaluates nothing");
@@ -210,7 +252,8 @@ mod tests {
                 python_types,
                 ..NodeEnteredRecord::default()
             };
-            nodes.name(&memory, &record).to_string()
+            let name = nodes.name(&memory, &record);
+            nodes.text(name).to_string()
         };
         assert_eq!(name(0x1_0000, [0; 2]), "AddmmBackward0");
         assert_eq!(name(0x1_1000, [0; 2]), "torch::autograd::AccumulateGrad");

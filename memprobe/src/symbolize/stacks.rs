@@ -11,6 +11,7 @@ use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, 
 use crate::process::memory::{PartialMemory, ReadMemory};
 use crate::python::{CodeCache, FoundCode, Resolved};
 use crate::symbolize::native::NativeStack;
+use crate::symbolize::nodes::NodeName;
 use crate::torch::module_calls::{CHECKS, Innermost, ModuleCalls, PendingModule};
 
 /// The most distinct stacks; further ones count as lost.
@@ -51,7 +52,7 @@ enum Derived {
     /// Native code calls into CUDA, with the stack behind it.
     Called(StackId, Frame),
     /// The thread with the stack evaluates a node: its name, and the stack of the operation that created it.
-    Evaluating(StackId, Arc<str>, Option<StackId>),
+    Evaluating(StackId, NodeName, Option<StackId>),
 }
 
 /// A stack's ID, and the stack itself if it is new.
@@ -247,11 +248,16 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// Returns the stack `id` with the context of a node that the thread evaluates. `forward` is the stack of
     /// the operation that created the node.
-    pub fn in_node(&mut self, id: StackId, name: &Arc<str>, forward: Option<StackId>) -> Interned {
-        let key = Derived::Evaluating(id, name.clone(), forward);
+    pub fn in_node(
+        &mut self,
+        id: StackId,
+        (name, text): (NodeName, &Arc<str>),
+        forward: Option<StackId>,
+    ) -> Interned {
+        let key = Derived::Evaluating(id, name, forward);
         let interned = self.derive(id, key, |stack, defined| {
             stack.context.node = Some(Arc::new(Node {
-                name: name.clone(),
+                name: text.clone(),
                 forward: forward.and_then(|forward| defined.get(&forward).cloned()),
             }));
         });

@@ -40,6 +40,14 @@ impl Cutoff {
         self.end = Some(end);
     }
 
+    /// True for an event of memory from before the end.
+    pub(super) fn passes(&self, event: &HostEvent) -> bool {
+        let HostItem::Event(Event::Memory(memory)) = &event.item else {
+            return false;
+        };
+        self.end.is_none_or(|end| memory.time <= end)
+    }
+
     /// Marks that every loss up to the end has been passed on.
     pub(super) const fn is_over(&mut self) {
         self.is_over = true;
@@ -163,7 +171,11 @@ mod tests {
     fn events_after_the_end_stay_out() {
         let mut cutoff = Cutoff::default();
         assert!(matches!(cutoff.filter(free(500, 1)), Filtered::Event(_)));
+        assert!(cutoff.passes(&free(500, 1)));
         cutoff.end_at(TimeNs(100));
+        assert!(cutoff.passes(&free(100, 1)));
+        assert!(!cutoff.passes(&free(101, 1)));
+        assert!(!cutoff.passes(&event(HostItem::Ended)));
         assert!(matches!(cutoff.filter(free(100, 1)), Filtered::Event(_)));
         let later = cutoff.filter(free(101, 1));
         assert!(matches!(later, Filtered::LeftOut(Some(TimeNs(101)))));

@@ -139,7 +139,7 @@ impl Recorder {
         let HostEvent { tgid, item } = event;
         match item {
             HostItem::Found { parent, target } => self.found(tgid, parent, *target),
-            HostItem::Event(event) => return self.event(tgid, event, progress),
+            HostItem::Event(event) => return self.event(tgid, &event, progress),
             HostItem::Attached {
                 target,
                 probes,
@@ -262,20 +262,25 @@ impl Recorder {
         }
     }
 
-    fn event(&mut self, tgid: Tgid, event: Event, progress: &mut Progress) -> Result<()> {
+    pub(super) fn event(
+        &mut self,
+        tgid: Tgid,
+        event: &Event,
+        progress: &mut Progress,
+    ) -> Result<()> {
         let Some(recorded) = self.processes.get_mut(&tgid) else {
             return Ok(());
         };
         match &mut recorded.output {
-            Output::File(trace) => trace.event(&event)?,
+            Output::File(trace) => trace.event(event)?,
             Output::LeftOut => {}
             Output::None => {
-                let first = match &event {
+                let first = match event {
                     Event::Memory(memory) => Some(memory.time),
                     Event::AtAttach(before) if before.totals.reserved.0 > 0 => Some(before.time),
                     _ => None,
                 };
-                recorded.pending.push(event);
+                recorded.pending.push(event.clone());
                 if let Some(first) = first {
                     recorded.header.start = recorded.header.start.min(first);
                     self.open(tgid, progress)?;

@@ -2,15 +2,14 @@
 
 mod keyframe;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::str::FromStr;
 use std::sync::Arc;
-
-use hashbrown::HashSet;
 
 use super::columns::{ColumnReader, FrameColumn};
 use super::definitions::DefinitionReader;
 use super::encode::{PredictedTotals, has, segment};
+use super::id_set::IdSet;
 use super::varint::VarintReader;
 use super::{MAX_RECORDS, record};
 use crate::cuda::calls::function_named;
@@ -42,9 +41,9 @@ pub(super) struct CompactDecoder {
     definitions: DefinitionReader,
     predicted: PredictedTotals,
     /// Stacks and purposes that the events so far have defined.
-    stacks: HashSet<u32>,
-    /// The latest ones: IDs only grow ([`BlockPurposes`]).
-    purposes: BTreeSet<u32>,
+    stacks: IdSet,
+    /// The latest ones at least: IDs only grow ([`BlockPurposes`]).
+    purposes: IdSet,
     /// Frames of all stacks that were returned.
     frames: usize,
     naming: PendingNames,
@@ -67,11 +66,13 @@ struct FrameReader<'a> {
 }
 
 impl<'a> FrameReader<'a> {
+    #[inline]
     fn time(&mut self) -> Result<TimeNs, &'static str> {
         self.time = self.columns.of(FrameColumn::Times).after(self.time)?;
         Ok(TimeNs(self.time))
     }
 
+    #[inline]
     fn addr(&mut self) -> Result<Address, &'static str> {
         self.addr = self.columns.of(FrameColumn::Addresses).after(self.addr)?;
         Ok(Address(self.addr))
@@ -144,14 +145,19 @@ impl CompactDecoder {
         events: &mut VecDeque<Event>,
     ) -> Result<u64, String> {
         let before = events.len();
-        let decoded = self.records(payload, events);
+        let decoded = self.each_event(payload, &mut |event| events.push_back(event));
         if decoded.is_err() {
             events.truncate(before);
         }
         decoded
     }
 
-    fn records(&mut self, payload: &[u8], events: &mut VecDeque<Event>) -> Result<u64, String> {
+    /// Passes on the events of a frame; returns the number of memory events. Before an error some may have been passed on.
+    pub(super) fn each_event(
+        &mut self,
+        payload: &[u8],
+        sink: &mut impl FnMut(Event),
+    ) -> Result<u64, String> {
         let mut frame = FrameReader {
             columns: ColumnReader::new(payload)?,
             time: 0,
@@ -173,10 +179,10 @@ impl CompactDecoder {
                     let class = class.ok_or("an event of an unknown class")?;
                     let event = self.memory(&mut frame, class)?;
                     memory_events += u64::from(event.action != Action::Held);
-                    self.define_missing(event.stack, events);
-                    events.push_back(Event::Memory(event));
+                    self.define_missing(event.stack, sink);
+                    sink(Event::Memory(event));
                 }
-                None => self.other(kind, &mut frame, events)?,
+                None => self.other(kind, &mut frame, sink)?,
             }
         }
         Ok(memory_events)
@@ -241,7 +247,7 @@ impl CompactDecoder {
         if class.has & has::PURPOSE != 0 {
             let purpose = frame.columns.of(FrameColumn::Purposes).u32()?;
             // One whose definition was damaged is unknown.
-            if purpose < PurposeId::FIRST.0 || self.purposes.contains(&purpose) {
+            if purpose < PurposeId::FIRST.0 || self.purposes.contains(purpose) {
                 event.shape = PurposeId(purpose);
             }
         }
@@ -263,14 +269,15 @@ impl CompactDecoder {
     }
 
     /// Defines a stack that the recording does not define, as a lost one.
-    fn define_missing(&mut self, id: StackId, events: &mut VecDeque<Event>) {
-        let is_known = id == StackId::NONE || self.stacks.contains(&id.0);
+    #[inline]
+    fn define_missing(&mut self, id: StackId, sink: &mut impl FnMut(Event)) {
+        let is_known = id == StackId::NONE || self.stacks.contains(id.0);
         if is_known || self.stacks.len() >= MAX_STACKS {
             return;
         }
         self.stacks.insert(id.0);
         let thread = self.definitions.intern("");
-        events.push_back(Event::Stack(id, Arc::new(lost_stack(thread))));
+        sink(Event::Stack(id, Arc::new(lost_stack(thread))));
     }
 
     /// Decodes a record that is no memory event.
@@ -278,13 +285,13 @@ impl CompactDecoder {
         &mut self,
         kind: u64,
         frame: &mut FrameReader<'_>,
-        events: &mut VecDeque<Event>,
+        sink: &mut impl FnMut(Event),
     ) -> Result<(), String> {
         let event = match kind {
             record::STACK | record::STACK_REPEATED => {
                 let id = frame.u32()?;
                 let stack = self.stack(frame)?;
-                let is_new = !self.stacks.contains(&id);
+                let is_new = !self.stacks.contains(id);
                 if is_new && self.stacks.len() >= MAX_STACKS {
                     return Err(TOO_MANY_STACKS.to_owned());
                 }
@@ -300,9 +307,7 @@ impl CompactDecoder {
                 let id = frame.u32()?;
                 let purpose = self.purpose(frame)?;
                 let is_new = self.purposes.insert(id);
-                if self.purposes.len() > 2 * BlockPurposes::MOST {
-                    self.purposes.pop_first();
-                }
+                self.purposes.limit_beyond(2 * BlockPurposes::MOST);
                 (kind == record::PURPOSE || is_new)
                     .then(|| Event::BlockPurpose(PurposeId(id), Arc::new(purpose)))
             }
@@ -313,7 +318,7 @@ impl CompactDecoder {
             record::AT_ATTACH => Some(Event::AtAttach(self.at_attach(frame)?)),
             record::MARK => {
                 let mark = self.mark(frame)?;
-                self.define_missing(mark.stack, events);
+                self.define_missing(mark.stack, sink);
                 Some(Event::PhaseMark(mark))
             }
             record::LABEL => {
@@ -350,7 +355,9 @@ impl CompactDecoder {
             })),
             _ => return Err("a record of unknown kind".to_owned()),
         };
-        events.extend(event);
+        if let Some(event) = event {
+            sink(event);
+        }
         Ok(())
     }
 

@@ -4,11 +4,12 @@ mod keyframe;
 
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
 use super::columns::{ColumnWriter, FrameColumn};
 use super::definitions::DefinitionWriter;
 use super::frame::{FrameKind, PlainFrame};
+use super::id_set::IdSet;
 use super::varint::{push, push_bytes, push_difference};
 use super::{GroupPolicy, MAX_PAYLOAD, record};
 use crate::event::{
@@ -57,6 +58,49 @@ struct EventClass {
     has: u8,
 }
 
+/// Numbers of the classes of a frame, from 0.
+#[derive(Default)]
+struct ClassNumbers {
+    numbers: HashMap<EventClass, u64>,
+    /// Recent classes, each at the place that its action, fields and thread give.
+    recent: Vec<Option<(EventClass, u64)>>,
+}
+
+impl ClassNumbers {
+    const RECENT: usize = 64;
+
+    #[inline]
+    fn number(&mut self, class: EventClass) -> u64 {
+        let mixed = class.tid ^ (u32::from(class.has) << 1) ^ class.action as u32;
+        let place = mixed as usize % Self::RECENT;
+        match self.recent.get(place) {
+            Some(Some((recent, number))) if *recent == class => *number,
+            _ => self.look_up(class, place),
+        }
+    }
+
+    fn look_up(&mut self, class: EventClass, place: usize) -> u64 {
+        let next = self.numbers.len() as u64;
+        let number = *self.numbers.entry(class).or_insert(next);
+        self.recent.resize(Self::RECENT, None);
+        self.recent[place] = Some((class, number));
+        number
+    }
+
+    /// Classes in the order of their numbers.
+    fn in_order(&self) -> Vec<EventClass> {
+        let numbers = self.numbers.iter().map(|(class, number)| (*number, *class));
+        let mut numbers: Vec<_> = numbers.collect();
+        numbers.sort_unstable_by_key(|(number, _)| *number);
+        numbers.into_iter().map(|(_, class)| class).collect()
+    }
+
+    fn clear(&mut self) {
+        self.numbers.clear();
+        self.recent.clear();
+    }
+}
+
 /// Totals of each device after the previous event, as both sides of a file predict them.
 pub(super) struct PredictedTotals(Box<[Totals; 256]>);
 
@@ -99,7 +143,7 @@ pub(in crate::recording) struct CompactEncoder {
     header: Vec<u8>,
     columns: ColumnWriter,
     definitions: DefinitionWriter,
-    classes: HashMap<EventClass, u64>,
+    classes: ClassNumbers,
     predicted: PredictedTotals,
     time: u64,
     addr: u64,
@@ -119,8 +163,8 @@ pub(in crate::recording) struct CompactEncoder {
     /// Definitions of the stream, to be repeated in each group that uses them.
     stacks: HashMap<StackId, Arc<Stack>>,
     purposes: BlockPurposes,
-    group_stacks: HashSet<StackId>,
-    group_purposes: HashSet<PurposeId>,
+    group_stacks: IdSet,
+    group_purposes: IdSet,
 }
 
 impl CompactEncoder {
@@ -134,7 +178,7 @@ impl CompactEncoder {
             header: header_json(header),
             columns: ColumnWriter::default(),
             definitions: DefinitionWriter::default(),
-            classes: HashMap::new(),
+            classes: ClassNumbers::default(),
             predicted: PredictedTotals::default(),
             time: 0,
             addr: 0,
@@ -151,8 +195,8 @@ impl CompactEncoder {
             losses: Losses::default(),
             stacks: HashMap::new(),
             purposes: BlockPurposes::default(),
-            group_stacks: HashSet::new(),
-            group_purposes: HashSet::new(),
+            group_stacks: IdSet::default(),
+            group_purposes: IdSet::default(),
         }
     }
 
@@ -353,7 +397,7 @@ impl CompactEncoder {
     fn memory(&mut self, event: &MemoryEvent) {
         self.repeat_definitions(event);
         let knows_purpose =
-            event.shape == PurposeId::NO_TENSOR || self.group_purposes.contains(&event.shape);
+            event.shape == PurposeId::NO_TENSOR || self.group_purposes.contains(event.shape.0);
         let mut has = 0;
         for (bit, is_there) in [
             (has::DEVICE, event.device.is_some()),
@@ -372,8 +416,7 @@ impl CompactEncoder {
             call: event.call,
             has,
         };
-        let next = self.classes.len() as u64;
-        let class = *self.classes.entry(class).or_insert(next);
+        let class = self.classes.number(class);
         self.begin(record::MEMORY + class);
         self.time(event.time);
         push_difference(
@@ -410,7 +453,7 @@ impl CompactEncoder {
     /// Defines the stack and the purpose of an event in this group, if an earlier one did.
     fn repeat_definitions(&mut self, event: &MemoryEvent) {
         self.repeat_stack(event.stack);
-        if event.shape < PurposeId::FIRST || self.group_purposes.contains(&event.shape) {
+        if event.shape < PurposeId::FIRST || self.group_purposes.contains(event.shape.0) {
             return;
         }
         if let Some(purpose) = self.purposes.get(event.shape).map(Arc::clone) {
@@ -419,7 +462,7 @@ impl CompactEncoder {
     }
 
     fn repeat_stack(&mut self, id: StackId) {
-        if id == StackId::NONE || self.group_stacks.contains(&id) {
+        if id == StackId::NONE || self.group_stacks.contains(id.0) {
             return;
         }
         if let Some(stack) = self.stacks.get(&id).map(Arc::clone) {
@@ -429,13 +472,7 @@ impl CompactEncoder {
 
     /// Writes the classes of the frame, in the order of their numbers.
     fn write_classes(&mut self) {
-        let mut classes: Vec<_> = self
-            .classes
-            .iter()
-            .map(|(class, at)| (*at, *class))
-            .collect();
-        classes.sort_unstable_by_key(|(at, _)| *at);
-        for (_, class) in classes {
+        for class in self.classes.in_order() {
             let column = self.columns.of(FrameColumn::Classes);
             push_bytes(column, class.action.as_str().as_bytes());
             for number in [class.has.into(), class.tgid, class.tid] {
@@ -464,7 +501,7 @@ impl CompactEncoder {
         if let Some(forward) = forward {
             self.stack_fields(forward);
         }
-        self.group_stacks.insert(id);
+        self.group_stacks.insert(id.0);
     }
 
     /// Writes a stack without its node. Outer frames that do not fit into a payload are dropped.
@@ -518,7 +555,7 @@ impl CompactEncoder {
                 self.string(clipped(&purpose.library));
             }
         }
-        self.group_purposes.insert(id);
+        self.group_purposes.insert(id.0);
     }
 
     fn tensor(&mut self, tensor: &TensorSpec) {

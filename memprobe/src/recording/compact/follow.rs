@@ -3,7 +3,6 @@
 //! The thread that writes decodes its own frames, and follows the live blocks with a ledger of its own. The thread that
 //! drains the ring buffer therefore never waits for a keyframe, and a keyframe holds what a reader would have.
 
-use std::collections::VecDeque;
 use std::io::{self, Write};
 
 use super::decode::CompactDecoder;
@@ -40,7 +39,6 @@ pub(in crate::recording) struct KeyframeWriter<W> {
     index: FrameIndex,
     group: Option<u16>,
     decoder: CompactDecoder,
-    events: VecDeque<Event>,
     /// `None` after a frame that could not be followed: no keyframe is written then.
     ledger: Option<Ledger>,
     labels: LabelTracker,
@@ -73,7 +71,6 @@ impl<W: Write> KeyframeWriter<W> {
             index: FrameIndex::default(),
             group: None,
             decoder: CompactDecoder::default(),
-            events: VecDeque::new(),
             ledger: Some(Ledger::new(Target::default(), started)),
             labels: LabelTracker::default(),
             curve: CurveBuilder::after(&TotalsCurve::default(), policy.cell_events),
@@ -308,21 +305,21 @@ impl<W: Write> KeyframeWriter<W> {
         let Some(ledger) = &mut self.ledger else {
             return text;
         };
-        if self.decoder.frame(payload, &mut self.events).is_err() {
-            self.ledger = None;
-            return text;
-        }
-        for event in self.events.drain(..) {
+        let (labels, curve, sources) = (&mut self.labels, &mut self.curve, &mut self.sources);
+        let mut apply = |event: Event| {
             ledger.apply(&event);
-            self.labels.apply(&event);
-            self.curve.apply(&event, ledger);
-            if let (Event::Stack(_, stack), Some(sources)) = (&event, &mut self.sources) {
+            labels.apply(&event);
+            curve.apply(&event, ledger);
+            if let (Event::Stack(_, stack), Some(sources)) = (&event, &mut *sources) {
                 for section in sources.sections(stack) {
                     if text.len() + section.text.len() < MAX_PAYLOAD / 2 {
                         source::encode(&section, &mut text);
                     }
                 }
             }
+        };
+        if self.decoder.each_event(payload, &mut apply).is_err() {
+            self.ledger = None;
         }
         text
     }

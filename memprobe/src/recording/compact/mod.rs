@@ -12,6 +12,7 @@ mod definitions;
 mod encode;
 mod follow;
 mod frame;
+mod id_set;
 mod index;
 mod input;
 mod labels;

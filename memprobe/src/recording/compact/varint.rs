@@ -34,6 +34,7 @@ impl<'a> VarintReader<'a> {
         self.0.is_empty()
     }
 
+    #[inline]
     pub(super) fn byte(&mut self) -> Result<u8, &'static str> {
         let (first, rest) = self.0.split_first().ok_or(ENDS)?;
         self.0 = rest;
@@ -42,6 +43,17 @@ impl<'a> VarintReader<'a> {
 
     #[inline]
     pub(super) fn number(&mut self) -> Result<u64, &'static str> {
+        match self.0 {
+            [byte, rest @ ..] if *byte < 0x80 => {
+                self.0 = rest;
+                Ok(u64::from(*byte))
+            }
+            _ => self.long_number(),
+        }
+    }
+
+    /// Reads a number of any length.
+    fn long_number(&mut self) -> Result<u64, &'static str> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -57,6 +69,7 @@ impl<'a> VarintReader<'a> {
         Err("a number of more than 64 bits")
     }
 
+    #[inline]
     pub(super) fn u32(&mut self) -> Result<u32, &'static str> {
         let number = self.number()?;
         u32::try_from(number).map_err(|_| "a number of more than 32 bits")

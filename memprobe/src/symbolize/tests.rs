@@ -1,0 +1,137 @@
+use super::*;
+use memprobe_common::StackHead;
+
+use crate::event::{DriverReading, StackKind};
+use crate::process::memory::fake::FakeMemory;
+
+/// Returns the reason for a missing stack while the kernel programs have no Python layout.
+fn missing_stack_reason(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
+    let record = MemoryRecord {
+        tgid: symbolizer.tgid.0,
+        size: 512,
+        stack_state: stack_state::UNKNOWN_PYTHON,
+        ..MemoryRecord::default()
+    };
+    symbolizer.push(Record::Memory(MemoryKind::Block, record, PurposeHint::None));
+    symbolizer.settle_all();
+    std::iter::from_fn(|| symbolizer.pop()).find_map(|event| match event {
+        Event::Stack(_, stack) => match stack.kind {
+            StackKind::Unknown { reason, .. } => Some(reason),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+#[test]
+fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
+    let mut symbolizer = Symbolizer::new(
+        Tgid(u32::MAX),
+        FakeMemory::default(),
+        None,
+        PriorCudaUse::Unknown,
+    );
+    assert_eq!(
+        missing_stack_reason(&mut symbolizer),
+        Some(NoStack::UnknownPython)
+    );
+    symbolizer.runs_no_python();
+    assert_eq!(
+        missing_stack_reason(&mut symbolizer),
+        Some(NoStack::NoPython)
+    );
+}
+
+#[test]
+fn records_become_events_at_once_unless_a_stack_is_among_them() {
+    let mut symbolizer = Symbolizer::new(
+        Tgid(u32::MAX),
+        FakeMemory::default(),
+        None,
+        PriorCudaUse::Unknown,
+    );
+    let block = || {
+        let record = MemoryRecord {
+            tgid: u32::MAX,
+            size: 512,
+            stack: 77,
+            stack_state: stack_state::PYTHON,
+            ..MemoryRecord::default()
+        };
+        Record::Memory(MemoryKind::Block, record, PurposeHint::None)
+    };
+    let stacks = |symbolizer: &mut Symbolizer<FakeMemory>| -> Vec<StackId> {
+        let events = std::iter::from_fn(|| symbolizer.pop());
+        let stacks = events.filter_map(|event| match event {
+            Event::Memory(memory) => Some(memory.stack),
+            _ => None,
+        });
+        stacks.collect()
+    };
+    let head = StackHead {
+        tgid: u32::MAX,
+        hash: 77,
+        ..StackHead::default()
+    };
+    symbolizer.push(Record::Stack(head, Vec::new()));
+    symbolizer.push(block());
+    assert!(!symbolizer.settle_known(), "its code may have been freed");
+    assert_eq!(stacks(&mut symbolizer), []);
+    symbolizer.settle();
+    symbolizer.settle();
+    let known = stacks(&mut symbolizer);
+    symbolizer.push(block());
+    assert!(symbolizer.settle_known());
+    assert_eq!(stacks(&mut symbolizer), known);
+    assert!(!symbolizer.is_unsettled());
+}
+
+#[test]
+fn a_reading_stands_between_the_records_from_before_and_after_it() {
+    let mut symbolizer = Symbolizer::new(
+        Tgid(u32::MAX),
+        FakeMemory::default(),
+        None,
+        PriorCudaUse::Unknown,
+    );
+    let block = |time_ns| {
+        let record = MemoryRecord {
+            tgid: u32::MAX,
+            size: 512,
+            addr: time_ns << 20,
+            time_ns,
+            ..MemoryRecord::default()
+        };
+        Record::Memory(MemoryKind::Block, record, PurposeHint::None)
+    };
+    let driver = |time| {
+        TimedReading::Driver(Arc::new(DriverReading {
+            time: TimeNs(time),
+            asked: TimeNs(time),
+            tgid: Tgid(u32::MAX),
+            devices: Vec::new(),
+            unread: None,
+        }))
+    };
+    let times = |symbolizer: &mut Symbolizer<FakeMemory>| -> Vec<u64> {
+        let events = std::iter::from_fn(|| symbolizer.pop());
+        let times = events.filter_map(|event| match event {
+            Event::Memory(memory) => Some(memory.time.0),
+            Event::Driver(reading) => Some(reading.time.0),
+            _ => None,
+        });
+        times.collect()
+    };
+    for time in [20, 5, 40] {
+        symbolizer.push_reading(driver(time));
+    }
+    for time in [10, 30] {
+        symbolizer.push(block(time));
+    }
+    symbolizer.settle();
+    assert_eq!(times(&mut symbolizer), [5, 10, 20, 30]);
+    assert!(symbolizer.has_readings(), "a record may still come");
+    symbolizer.settle_readings();
+    assert_eq!(times(&mut symbolizer), [40]);
+    assert!(!symbolizer.has_readings());
+}

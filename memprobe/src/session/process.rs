@@ -520,7 +520,7 @@ impl Process {
         self.finish("its allocator is unknown");
     }
 
-    /// Turns its records into events if none of them waits for later ones. Returns true if it did.
+    /// Turns its records into events if none of them waits for later ones. Returns true if there are new events.
     pub(super) fn settle_known(&mut self) -> bool {
         if self.before.is_some() || !self.symbolizer.settle_known() {
             return false;

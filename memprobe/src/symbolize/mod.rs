@@ -303,9 +303,9 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Makes events of the queued records if no stack is among them: then they wait for no later record. Returns true if
-    /// it did. All losses from before these records must be known.
+    /// there are new events. All losses from before these records must be known.
     pub fn settle_known(&mut self) -> bool {
-        if self.unsettled > 0 {
+        if self.unsettled > 0 || self.queue.is_empty() {
             return false;
         }
         self.settle_up_to(Wait::Allowed);

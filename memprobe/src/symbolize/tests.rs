@@ -83,7 +83,7 @@ fn records_become_events_at_once_unless_a_stack_is_among_them() {
     symbolizer.push(block());
     assert!(symbolizer.settle_known());
     assert_eq!(stacks(&mut symbolizer), known);
-    assert!(!symbolizer.is_unsettled());
+    assert!(!symbolizer.settle_known(), "there is no other record");
 }
 
 #[test]

@@ -4,6 +4,16 @@ use memprobe_common::StackHead;
 use crate::event::{DriverReading, StackKind};
 use crate::process::memory::fake::FakeMemory;
 
+/// A symbolizer of no process.
+fn symbolizer() -> Symbolizer<FakeMemory> {
+    Symbolizer::new(
+        Tgid(u32::MAX),
+        FakeMemory::default(),
+        None,
+        PriorCudaUse::Unknown,
+    )
+}
+
 /// Returns the reason for a missing stack while the kernel programs have no Python layout.
 fn missing_stack_reason(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
     let record = MemoryRecord {
@@ -25,12 +35,7 @@ fn missing_stack_reason(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoSta
 
 #[test]
 fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
-    let mut symbolizer = Symbolizer::new(
-        Tgid(u32::MAX),
-        FakeMemory::default(),
-        None,
-        PriorCudaUse::Unknown,
-    );
+    let mut symbolizer = symbolizer();
     assert_eq!(
         missing_stack_reason(&mut symbolizer),
         Some(NoStack::UnknownPython)
@@ -44,12 +49,7 @@ fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
 
 #[test]
 fn records_become_events_at_once_unless_a_stack_is_among_them() {
-    let mut symbolizer = Symbolizer::new(
-        Tgid(u32::MAX),
-        FakeMemory::default(),
-        None,
-        PriorCudaUse::Unknown,
-    );
+    let mut symbolizer = symbolizer();
     let block = || {
         let record = MemoryRecord {
             tgid: u32::MAX,
@@ -88,12 +88,7 @@ fn records_become_events_at_once_unless_a_stack_is_among_them() {
 
 #[test]
 fn a_reading_stands_between_the_records_from_before_and_after_it() {
-    let mut symbolizer = Symbolizer::new(
-        Tgid(u32::MAX),
-        FakeMemory::default(),
-        None,
-        PriorCudaUse::Unknown,
-    );
+    let mut symbolizer = symbolizer();
     let block = |time_ns| {
         let record = MemoryRecord {
             tgid: u32::MAX,

@@ -35,6 +35,10 @@ const MAX_NAMES: usize = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeName(u32);
 
+impl NodeName {
+    const UNNAMED: Self = Self(0);
+}
+
 /// The known nodes. Addresses are reused by later nodes, so each node also has an identity.
 pub struct Nodes {
     /// The newer and the older generation, by node address.
@@ -103,7 +107,7 @@ impl Nodes {
                 let name = names.find(|name| name.ends_with(PYTHON_SUFFIX));
                 self.intern(name.as_deref().unwrap_or(PYTHON_NODE))
             }
-            None => NodeName(0),
+            None => NodeName::UNNAMED,
         }
     }
 
@@ -122,7 +126,7 @@ impl Nodes {
                 self.numbers.insert(text, NodeName(number));
                 NodeName(number)
             }
-            _ => NodeName(0),
+            _ => NodeName::UNNAMED,
         }
     }
 
@@ -191,7 +195,7 @@ mod tests {
     }
 
     fn forward(nodes: &mut Nodes, record: &NodeEnteredRecord) -> Option<StackId> {
-        nodes.enter(record, NodeName(0));
+        nodes.enter(record, NodeName::UNNAMED);
         nodes.evaluated(Tid(7), record.number).expect("it is").1
     }
 
@@ -222,7 +226,7 @@ mod tests {
     #[test]
     fn a_record_refers_to_the_last_node_of_its_thread_only() {
         let mut nodes = Nodes::default();
-        nodes.enter(&entered(0x10, 1, 4), NodeName(0));
+        nodes.enter(&entered(0x10, 1, 4), NodeName::UNNAMED);
         assert!(nodes.evaluated(Tid(7), 4).is_some());
         assert_eq!(nodes.evaluated(Tid(7), 3), None, "that one was lost");
         assert_eq!(nodes.evaluated(Tid(7), 0), None, "it evaluates nothing");

@@ -159,7 +159,7 @@ impl NameReader {
         self.cutoff.is_over();
     }
 
-    /// True if [`Self::pass`] would pass on an event of memory and nothing else.
+    /// True for an event of memory that [`Self::pass`] would return at once and alone.
     pub(super) fn passes(&self, event: &HostEvent) -> bool {
         self.held.is_empty() && self.cutoff.passes(event)
     }

@@ -93,8 +93,6 @@ pub(super) struct Process {
     pub(super) is_busy: bool,
     has_called: bool,
     last_record: Instant,
-    /// True if records became events since the last [`Self::settle`].
-    has_new: bool,
     torch: Option<String>,
     allocator_conf: Option<String>,
     /// Libraries that it had loaded at attach, if it ran before.
@@ -171,7 +169,6 @@ impl Process {
             is_busy: false,
             has_called: false,
             last_record: now,
-            has_new: false,
             torch: None,
             allocator_conf: None,
             libraries: Vec::new(),
@@ -525,13 +522,13 @@ impl Process {
         if self.before.is_some() || !self.symbolizer.settle_known() {
             return false;
         }
-        self.has_new = true;
+        self.last_record = Instant::now();
         true
     }
 
     /// Turns its records into events. `all` is true if every record written by now was read.
     pub(super) fn settle(&mut self, now: Instant, all: bool) {
-        if self.symbolizer.is_unsettled() || std::mem::take(&mut self.has_new) {
+        if self.symbolizer.is_unsettled() {
             self.last_record = now;
         } else if now.duration_since(self.last_record) >= PATIENCE {
             self.symbolizer.give_up();

@@ -109,7 +109,7 @@ impl Queued {
 
 /// Purpose of a block, as far as the kernel's programs recorded it.
 #[derive(Clone, Copy)]
-enum Purpose<'a> {
+enum RecordedPurpose<'a> {
     Unknown,
     Tensor(&'a ShapeRecord),
     Stack(&'a StackCopy),
@@ -359,15 +359,19 @@ impl<M: ReadMemory> Symbolizer<M> {
 
     fn apply(&mut self, queued: Queued) {
         match queued {
-            Queued::Memory(kind, memory) => self.push_memory(kind, &memory, Purpose::Unknown),
+            Queued::Memory(kind, memory) => {
+                self.push_memory(kind, &memory, RecordedPurpose::Unknown)
+            }
             Queued::Tensor(kind, memory) => {
                 let tensor = self.tensors.pop_front();
-                let purpose = tensor.as_ref().map_or(Purpose::Unknown, Purpose::Tensor);
+                let purpose = tensor
+                    .as_ref()
+                    .map_or(RecordedPurpose::Unknown, RecordedPurpose::Tensor);
                 self.push_memory(kind, &memory, purpose);
             }
             Queued::MemoryWithStack(kind, block) => {
                 let (memory, copy) = &*block;
-                self.push_memory(kind, memory, Purpose::Stack(copy));
+                self.push_memory(kind, memory, RecordedPurpose::Stack(copy));
             }
             Queued::NodeMade(node) => {
                 let forward = self.stack_of(Tid(node.tid), node.stack_state, node.stack);
@@ -461,7 +465,12 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.is_waiting()
     }
 
-    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord, purpose: Purpose<'_>) {
+    fn push_memory(
+        &mut self,
+        kind: MemoryKind,
+        record: &MemoryRecord,
+        purpose: RecordedPurpose<'_>,
+    ) {
         let tid = Tid(record.tid);
         let action = match kind {
             MemoryKind::CpuBlock | MemoryKind::CpuFree => {
@@ -495,7 +504,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Emits an event of the CPU allocator, past the segment logic, which is the caching allocator's.
-    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, purpose: Purpose<'_>) {
+    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, purpose: RecordedPurpose<'_>) {
         let stack = self.stack_of_memory(record);
         let time = TimeNs(record.time_ns);
         if let Some(beginning) = self.cpu.begin(time) {
@@ -523,11 +532,11 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Returns the purpose of a record's memory and defines it in the stream if it is new.
-    fn purpose_of(&mut self, record: &MemoryRecord, purpose: Purpose<'_>) -> PurposeId {
+    fn purpose_of(&mut self, record: &MemoryRecord, purpose: RecordedPurpose<'_>) -> PurposeId {
         let (shape, purpose) = match purpose {
-            Purpose::Unknown => (None, None),
-            Purpose::Tensor(shape) => (Some(shape), None),
-            Purpose::Stack(copy) => (None, self.native.purpose(copy)),
+            RecordedPurpose::Unknown => (None, None),
+            RecordedPurpose::Tensor(shape) => (Some(shape), None),
+            RecordedPurpose::Stack(copy) => (None, self.native.purpose(copy)),
         };
         let (id, new) = self.shapes.of(record, shape, purpose);
         if let Some(new) = new {
@@ -630,17 +639,15 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Returns the stack of a record and defines it in the stream if it is new.
     fn stack_of(&mut self, tid: Tid, state: u8, word: u64) -> StackId {
         self.introduce(tid);
-        match state {
-            stack_state::NONE => StackId::NONE,
-            stack_state::PYTHON => match self.stacks.by_hash(word) {
-                Some(id) => id,
-                None => self.stack_without_python(tid, state, word),
-            },
-            _ => self.stack_without_python(tid, state, word),
+        if state == stack_state::NONE {
+            return StackId::NONE;
         }
-    }
-
-    fn stack_without_python(&mut self, tid: Tid, state: u8, word: u64) -> StackId {
+        // Most stacks, without the name of their thread.
+        if state == stack_state::PYTHON
+            && let Some(stack) = self.stacks.by_hash(word)
+        {
+            return stack;
+        }
         let thread = self.name(tid);
         let interned = match self.stack_behind(&thread, state, word) {
             Ok(PythonStack::Own(stack)) => (stack, None),

@@ -43,7 +43,8 @@ pub struct TensorSnapshot {
     pub limit: Option<u64>,
     /// Reason for which some of Python's objects are missing, as text for people: then tensors may be missing too.
     pub missing_objects: Option<Arc<str>>,
-    /// True if the process has more Python objects than memprobe reads; false if read from a file.
+    /// True if the process has more Python objects, or more memory with them, than memprobe reads; false if read from a
+    /// file.
     pub has_more_objects: bool,
     /// The KV caches that a server's scheduler divides among requests.
     pub kv: KvCaches,

@@ -32,8 +32,12 @@ use crate::process::memory::{ProcessMemory, ReadMemory, Unreadable};
 use crate::process::pause::PauseError;
 use crate::python::{DetectError, PythonProcess};
 
-/// Most bytes kept of a process's memory: enough for some twenty million objects.
-const MAX_BYTES: usize = 2 << 30;
+/// Most bytes kept of a process's memory: enough for some four million tensors, or forty million objects.
+/// [`Broken::TooLarge`] names it.
+const MAX_BYTES: usize = 4 << 30;
+
+/// Part of them that is left to Python's objects where the allocator's tables would take more.
+const OBJECT_BYTES: usize = MAX_BYTES / 4;
 
 /// Most stops before the capture fails. Each found a collection in progress or inconsistent lists.
 const MAX_STOPS: u32 = 100;
@@ -157,6 +161,9 @@ impl HeapScan {
             interpreters.try_for_each(|interpreter| walk.interpreter(interpreter))
         });
         moment.broken = walked.err();
+        if image.extent().full && moment.broken.is_some() {
+            moment.broken = Some(Broken::of_full_copy(moment.broken));
+        }
         moment.objects.add_context_variables(&heap);
         match look {
             ScanScope::Whole(_) => moment.objects.keep_contents_with(&heap, progress),
@@ -280,7 +287,8 @@ type CaptureResult<H> =
 impl<H: HeapReader> Capture<'_, H> {
     /// Reads everything, tables first.
     fn look(&self, image: &Image<ProcessMemory>, scope: ScanScope<'_>) -> (HeapScan, H::Found) {
-        self.look_with(image, scope, self.reader.tables(image))
+        let tables = image.reserving(OBJECT_BYTES, || self.reader.tables(image));
+        self.look_with(image, scope, tables)
     }
 
     fn look_with(
@@ -294,6 +302,9 @@ impl<H: HeapReader> Capture<'_, H> {
             moment.broken = self.reader.disagreement(&tables);
         }
         let found = self.reader.read(image, &mut moment, tables);
+        if image.extent().full {
+            moment.broken = Some(Broken::of_full_copy(moment.broken));
+        }
         (moment, found)
     }
 
@@ -349,7 +360,7 @@ impl<H: HeapReader> Capture<'_, H> {
                 ..copied_extent
             };
             let broken = moment_of_copy.broken;
-            let has_lists = broken == stood.broken || broken == Some(Broken::TooMany);
+            let has_lists = broken == stood.broken || broken.is_some_and(Broken::is_limit);
             if extent.full || has_lists && extent.missed == 0 {
                 return Ok(Captured {
                     moment: moment_of_copy,
@@ -495,9 +506,9 @@ impl ScanUse {
     /// True if another scan would serve this use no better. The pages of tables that change are read again in the pause.
     fn accepts(self, broken: Option<Broken>, elapsed: Duration) -> bool {
         match (broken, self) {
-            (None | Some(Broken::TooMany), _) | (Some(Broken::Allocating), Self::Pages) => true,
+            (None, _) | (Some(Broken::Allocating), Self::Pages) => true,
             (Some(Broken::Allocating), Self::Result) => elapsed >= LONG_SCAN,
-            (Some(_), _) => false,
+            (Some(broken), _) => broken.is_limit(),
         }
     }
 }
@@ -515,7 +526,9 @@ mod tests {
         let changed = Some(Broken::Link(0x7000));
         for purpose in [ScanUse::Pages, ScanUse::Result] {
             assert!(purpose.accepts(None, Duration::ZERO));
-            assert!(purpose.accepts(Some(Broken::TooMany), Duration::ZERO));
+            for limit in [Broken::TooMany, Broken::TooLarge] {
+                assert!(purpose.accepts(Some(limit), Duration::ZERO));
+            }
             assert!(!purpose.accepts(changed, LONG_SCAN));
         }
     }

@@ -3,7 +3,7 @@
 use hashbrown::HashSet;
 
 use super::word_at;
-use crate::process::memory::{ReadMemory, ReadResult, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{CollectorLayout, PythonLayout};
 
 /// Most objects that are followed. Each costs memprobe 8 bytes plus the memory read for it.
@@ -64,6 +64,9 @@ pub enum Broken {
     Unreadable(Unreadable),
     #[error("there are more than 16,777,216 Python objects")]
     TooMany,
+    /// Objects or tensors lie in memory beyond the most that is copied.
+    #[error("it has more memory to copy than the 4 GiB that memprobe keeps")]
+    TooLarge,
     /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
     #[error("PyTorch's allocator is at work")]
     Allocating,
@@ -82,9 +85,24 @@ impl Broken {
             Self::Unreadable(error) => Some(error.address),
             Self::Collecting
             | Self::TooMany
+            | Self::TooLarge
             | Self::Allocating
             | Self::Finalizing
             | Self::Woken => None,
+        }
+    }
+
+    /// True for a limit of memprobe: another reading would miss as much.
+    pub const fn is_limit(self) -> bool {
+        matches!(self, Self::TooMany | Self::TooLarge)
+    }
+
+    /// Names the limit of a full copy as the reason for what such a copy lacks.
+    pub(super) fn of_full_copy(broken: Option<Self>) -> Self {
+        match broken {
+            None | Some(Self::Allocating) => Self::TooLarge,
+            Some(Self::Unreadable(error)) if error.cause == Cause::NotKept => Self::TooLarge,
+            Some(other) => other,
         }
     }
 }
@@ -272,4 +290,24 @@ pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> H
 fn words(memory: &impl ReadMemory, node: u64) -> ReadResult<[u64; 4]> {
     let bytes: [u8; 32] = memory.read_array(node)?;
     Ok([0, 8, 16, 24].map(|at| word_at(&bytes, at)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_full_copy_lacks_is_due_to_its_limit_and_damage_stays_damage() {
+        let not_kept = Broken::Unreadable(Cause::NotKept.at(0x7000));
+        for broken in [None, Some(Broken::Allocating), Some(not_kept)] {
+            assert_eq!(Broken::of_full_copy(broken), Broken::TooLarge);
+        }
+        for broken in [
+            Broken::TooMany,
+            Broken::Link(0x7000),
+            Broken::Unreadable(Cause::NotMapped.at(0x7000)),
+        ] {
+            assert_eq!(Broken::of_full_copy(Some(broken)), broken);
+        }
+    }
 }

@@ -45,6 +45,10 @@ struct ChunkCache {
     /// Pages that the latest [`Image::renew`] found changed, in the order of addresses.
     changed: Vec<Range<u64>>,
     most: usize,
+    /// Chunks of `most` that are left for others: see [`Image::reserving`].
+    reserved: usize,
+    /// True if a chunk was not read because of the limit.
+    refused: bool,
     open: bool,
     /// True if chunks that are read now get a mark.
     marks: bool,
@@ -85,6 +89,7 @@ pub struct ImageExtent {
     pub bytes: usize,
     /// Reads that failed because the image was closed or full.
     pub missed: u64,
+    /// True if memory was left out because of the limit.
     pub full: bool,
 }
 
@@ -100,6 +105,8 @@ impl<M: ReadMemory> Image<M> {
                 places: HashMap::new(),
                 recent: vec![(u64::MAX, 0); RECENT].into(),
                 most: most / CHUNK,
+                reserved: 0,
+                refused: false,
                 open: true,
                 marks: false,
                 follows: 0,
@@ -127,7 +134,7 @@ impl<M: ReadMemory> Image<M> {
         ImageExtent {
             bytes: cache.chunks.len() * CHUNK,
             missed: cache.missed,
-            full: cache.chunks.len() >= cache.most,
+            full: cache.refused,
         }
     }
 
@@ -137,9 +144,19 @@ impl<M: ReadMemory> Image<M> {
         self.cache.borrow_mut().renew(&self.memory);
     }
 
+    /// Leaves so many bytes of the limit to what is read after `read`.
+    pub fn reserving<T>(&self, bytes: usize, read: impl FnOnce() -> T) -> T {
+        self.cache.borrow_mut().reserved = bytes / CHUNK;
+        let result = read();
+        self.cache.borrow_mut().reserved = 0;
+        result
+    }
+
     /// Forgets which pages were looked at: the next [`Self::renew`] reads only what is looked at until then.
     pub fn forget_use(&self) {
-        for chunk in &mut self.cache.borrow_mut().chunks {
+        let cache = &mut *self.cache.borrow_mut();
+        cache.refused = false;
+        for chunk in &mut cache.chunks {
             chunk.used = 0;
             chunk.followed = 0;
             chunk.is_marked = false;
@@ -234,7 +251,9 @@ impl<M: ReadMemory> Image<M> {
         }
         numbers.sort_unstable();
         numbers.dedup();
-        numbers.truncate(cache.most.saturating_sub(cache.chunks.len()));
+        let room = cache.room();
+        cache.refused |= numbers.len() > room;
+        numbers.truncate(room);
         for numbers in numbers.chunks(BATCH) {
             cache.add(&self.memory, numbers);
         }
@@ -411,6 +430,12 @@ impl ChunkCache {
         }
     }
 
+    /// Number of chunks until the limit.
+    fn room(&self) -> usize {
+        let most = self.most.saturating_sub(self.reserved);
+        most.saturating_sub(self.chunks.len())
+    }
+
     /// Index of a chunk. Reads a missing chunk if the image is open and has not reached its limit.
     #[inline]
     fn place(&mut self, memory: &impl ReadMemory, number: u64, access: Access) -> Option<usize> {
@@ -428,17 +453,18 @@ impl ChunkCache {
         number: u64,
         access: Access,
     ) -> Option<usize> {
-        let most = match access {
-            Access::Read => self.most,
-            Access::Peek => self.most / 2,
-        };
         let place = match self.places.get(&number) {
             Some(&place) => place,
-            None if self.open && self.chunks.len() < most => {
+            None if !self.open => return None,
+            None if access == Access::Peek && self.chunks.len() >= self.most / 2 => return None,
+            None if self.room() == 0 => {
+                self.refused |= access == Access::Read;
+                return None;
+            }
+            None => {
                 self.add(memory, &[number]);
                 *self.places.get(&number)?
             }
-            None => return None,
         };
         self.recent[number as usize % RECENT] = (number, place);
         Some(place)
@@ -652,6 +678,24 @@ mod tests {
             image.read_u64(AT + 0x4000).unwrap_err().cause,
             Cause::NotKept
         );
+    }
+
+    #[test]
+    fn what_leaves_room_does_not_take_what_later_reads_need() {
+        let memory = memory();
+        let image = Image::of(&memory, 2 * CHUNK);
+        let read = |address| image.read_u64(address).map_err(|error| error.cause);
+        let chunks = [AT, AT + 0x4000, AT + 0x8000];
+        let cut = image.reserving(CHUNK, || chunks.map(read));
+        assert_eq!(cut.map(|word| word.is_ok()), [true, false, false]);
+        assert!(image.extent().full);
+        assert_eq!(
+            chunks.map(read).map(|word| word.is_ok()),
+            [true, true, false]
+        );
+        image.forget_use();
+        assert_eq!(chunks.map(read)[2], Err(Cause::NotKept));
+        assert!(image.extent().full);
     }
 
     #[test]

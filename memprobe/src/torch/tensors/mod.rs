@@ -132,7 +132,7 @@ pub fn take(
         unread,
         limit: captured.more.limit(),
         missing_objects,
-        has_more_objects: captured.moment.broken == Some(Broken::TooMany),
+        has_more_objects: captured.moment.broken.is_some_and(Broken::is_limit),
         ..captured.result
     };
     let blocks = &mut snapshot.blocks;
@@ -448,12 +448,7 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         words.push(format!("the allocator's blocks: {error}"));
     }
     let extent = captured.extent;
-    if extent.full {
-        let mib = extent.bytes >> 20;
-        words.push(format!(
-            "more than the {mib} MiB of memory that memprobe keeps"
-        ));
-    } else {
+    if !extent.full {
         let wanted =
             "pieces of memory that were wanted only after the process ran on: names may be missing";
         words.extend(counted(extent.missed, wanted));

@@ -84,7 +84,7 @@ impl PauseAttempts {
                 Ok(mut moment) => {
                     let checked = check(image, &mut moment);
                     match moment.broken {
-                        None | Some(Broken::TooMany) => {
+                        None | Some(Broken::TooMany | Broken::TooLarge) => {
                             return Ok(((moment, checked), paused.duration));
                         }
                         // The allocator's tables may never agree.

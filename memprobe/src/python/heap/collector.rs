@@ -298,8 +298,8 @@ mod tests {
 
     #[test]
     fn what_a_full_copy_lacks_is_due_to_its_limit_and_damage_stays_damage() {
-        let not_kept = Broken::Unreadable(Cause::NotKept.at(0x7000));
-        for broken in [None, Some(Broken::Allocating), Some(not_kept)] {
+        let beyond = Broken::Unreadable(Cause::NotKept.at(0x7000));
+        for broken in [None, Some(Broken::Allocating), Some(beyond)] {
             assert_eq!(Broken::of_full_copy(broken), Broken::TooLarge);
         }
         for broken in [

@@ -251,9 +251,9 @@ impl<M: ReadMemory> Image<M> {
         }
         numbers.sort_unstable();
         numbers.dedup();
-        let room = cache.room();
-        cache.refused |= numbers.len() > room;
-        numbers.truncate(room);
+        let left = cache.chunks_left();
+        cache.refused |= numbers.len() > left;
+        numbers.truncate(left);
         for numbers in numbers.chunks(BATCH) {
             cache.add(&self.memory, numbers);
         }
@@ -431,7 +431,7 @@ impl ChunkCache {
     }
 
     /// Number of chunks until the limit.
-    fn room(&self) -> usize {
+    fn chunks_left(&self) -> usize {
         let most = self.most.saturating_sub(self.reserved);
         most.saturating_sub(self.chunks.len())
     }
@@ -457,7 +457,7 @@ impl ChunkCache {
             Some(&place) => place,
             None if !self.open => return None,
             None if access == Access::Peek && self.chunks.len() >= self.most / 2 => return None,
-            None if self.room() == 0 => {
+            None if self.chunks_left() == 0 => {
                 self.refused |= access == Access::Read;
                 return None;
             }
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_room_does_not_take_what_later_reads_need() {
+    fn reserved_memory_is_left_to_later_reads() {
         let memory = memory();
         let image = Image::of(&memory, 2 * CHUNK);
         let read = |address| image.read_u64(address).map_err(|error| error.cause);

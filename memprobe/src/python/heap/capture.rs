@@ -518,6 +518,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_limit_of_the_copy_is_said_in_gib() {
+        let limit = format!("the {} GiB that", MAX_BYTES >> 30);
+        let said = Broken::TooLarge.to_string();
+        assert!(said.contains(&limit), "{said}");
+    }
+
+    #[test]
     fn an_allocator_at_work_repeats_short_scans_for_a_result_and_the_limit_repeats_none() {
         let allocating = Some(Broken::Allocating);
         assert!(ScanUse::Pages.accepts(allocating, Duration::ZERO));

@@ -5,7 +5,7 @@
 //! has a third set, of the cached blocks in another order. Sets and pools are recognized by this structure, not by their
 //! offset, which has changed often.
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use super::block::read_each;
 use super::hash_table::{self, Element, HEADER, TableHeader};
@@ -79,9 +79,10 @@ impl FreeLists {
         Ok(Self { pools, active })
     }
 
-    /// Addresses of all `Block` objects that the lists lead to.
-    pub fn blocks(&self, memory: &impl ReadMemory) -> Fitting<HashSet<u64>> {
-        let mut blocks: HashSet<u64> = self.active.iter().copied().collect();
+    /// Addresses of all `Block` objects that the lists lead to, some of them twice: 2.15 has the cached ones in two
+    /// orders.
+    pub fn blocks(&self, memory: &impl ReadMemory) -> Fitting<Vec<u64>> {
+        let mut blocks = self.active.clone();
         for pool in &self.pools {
             for set in 0..pool.sets {
                 values(memory, pool.at + (set * SET) as u64, &mut blocks)?;
@@ -220,7 +221,7 @@ fn is_set(memory: &impl ReadMemory, bytes: &[u8], object: u64, start: usize) -> 
 }
 
 /// Adds the values of the set at `at`: of as many nodes as can be reached while the process runs.
-fn values(memory: &impl ReadMemory, at: u64, into: &mut HashSet<u64>) -> Fitting<()> {
+fn values(memory: &impl ReadMemory, at: u64, into: &mut Vec<u64>) -> Fitting<()> {
     let header: [u8; SET] = memory.read_array(at)?;
     let count = word_at(&header, 40);
     let root = word_at(&header, 16);
@@ -243,7 +244,7 @@ fn values(memory: &impl ReadMemory, at: u64, into: &mut HashSet<u64>) -> Fitting
             let Some(bytes) = bytes else { return };
             push(word_at(bytes, 16), &mut next, &mut seen);
             push(word_at(bytes, 24), &mut next, &mut seen);
-            into.insert(word_at(bytes, 32));
+            into.push(word_at(bytes, 32));
         });
         level = next;
     }

@@ -147,7 +147,7 @@ impl Reconciler {
     /// Fails with [`TotalMismatch`]. The reconciler is then unchanged, and the tables can be read again.
     pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), TotalMismatch> {
         let firsts = self.firsts();
-        let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
+        let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::with_capacity(tables.blocks.len());
         let blocks = tables.blocks.iter();
         let untouched = blocks.filter(|block| !firsts.contains_key(&block.addr));
         held.extend(untouched.map(|block| (block.device, block.addr, block.size)));

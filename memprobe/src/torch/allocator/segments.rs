@@ -4,7 +4,7 @@
 //! them. Live blocks and those that await an event are in one table, free ones in the pools' sets. The process keeps
 //! running, so the result counts only if it adds up to the allocator's own totals.
 
-use std::collections::{HashMap, HashSet};
+use hashbrown::{HashMap, HashSet};
 
 use super::active::{AllocatorVariable, Backend, active_allocator};
 use super::block::{ROUNDING, TO_ALLOCATED, TO_PTR, TO_REQUESTED, read_each};
@@ -119,7 +119,7 @@ fn read_device(
     let lists = FreeLists::read(memory, allocator)?;
     let has_unmapped = lists.pools.iter().any(BlockPool::has_unmapped);
     let blocks = read_blocks(memory, &lists, layout.block, has_unmapped)?;
-    let (segments, awaiting) = assemble(&blocks, &lists);
+    let (segments, awaiting) = assemble(blocks, &lists);
     let reserved: u64 = sum(segments.iter().map(|segment| segment.size));
     let reserved_at = allocator.wrapping_add(layout.counters.reserved);
     let after = Stat::read(memory, reserved_at)?;
@@ -198,16 +198,16 @@ impl BlockObject {
     }
 }
 
-/// Reads the blocks of the lists, and those that their neighbours lead to.
+/// Reads the blocks of the lists, and those that their neighbours lead to, each once.
 fn read_blocks(
     memory: &impl ReadMemory,
     lists: &FreeLists,
     layout: BlockLayout,
     has_unmapped: bool,
-) -> Fitting<HashMap<u64, BlockObject>> {
-    let mut wanted: HashSet<u64> = lists.blocks(memory)?;
-    let mut blocks = HashMap::new();
-    let mut tried = HashSet::new();
+) -> Fitting<Vec<BlockObject>> {
+    let mut wanted = lists.blocks(memory)?;
+    let mut blocks = Vec::with_capacity(wanted.len());
+    let mut tried = HashSet::with_capacity(wanted.len());
     for _ in 0..ROUNDS {
         wanted.retain(|at| *at != 0 && tried.insert(*at));
         if wanted.is_empty() {
@@ -216,33 +216,39 @@ fn read_blocks(
         if tried.len() > MAX_BLOCKS {
             return Err(Misfit::TooManyBlocks);
         }
-        let elements = wanted.drain().map(|at| Element { key: at, value: at });
+        let elements = wanted.drain(..).map(|at| Element { key: at, value: at });
         let mut elements: Vec<Element> = elements.collect();
         let len = layout.size + TO_EVENTS + 8;
         read_each(memory, &mut elements, len, |element, bytes| {
             let parse = |bytes| BlockObject::parse(bytes, element.key, layout, has_unmapped);
             if let Some(block) = bytes.and_then(parse) {
-                wanted.extend([block.previous, block.next]);
-                blocks.insert(block.at, block);
+                let neighbours = [block.previous, block.next];
+                wanted.extend(neighbours.into_iter().filter(|at| !tried.contains(at)));
+                blocks.push(block);
             }
         });
     }
     Ok(blocks)
 }
 
+/// Blocks by the address of their object; empty if all have memory.
+type BlocksOfRanges<'a> = HashMap<u64, &'a BlockObject>;
+
 /// Joins blocks to segments: each begins with a block without a mapped one before it, as in
 /// `DeviceCachingAllocator::snapshot` (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
 fn assemble(
-    blocks: &HashMap<u64, BlockObject>,
+    mut blocks: Vec<BlockObject>,
     lists: &FreeLists,
 ) -> (Vec<MemorySegment>, Vec<(Address, Bytes)>) {
     let pools: HashMap<u64, &BlockPool> = lists.pools.iter().map(|pool| (pool.at, pool)).collect();
-    let mut mapped: Vec<&BlockObject> = blocks.values().filter(|block| block.is_mapped).collect();
-    mapped.sort_unstable_by_key(|block| block.addr);
+    blocks.sort_unstable_by_key(|block| block.addr);
+    let is_range = blocks.iter().any(|block| !block.is_mapped);
+    let of_ranges = blocks.iter().filter(|_| is_range);
+    let of_ranges: BlocksOfRanges<'_> = of_ranges.map(|block| (block.at, block)).collect();
     let mut segments: Vec<MemorySegment> = Vec::new();
     let mut last: Option<&BlockObject> = None;
     let mut awaiting = Vec::new();
-    for block in mapped {
+    for block in blocks.iter().filter(|block| block.is_mapped) {
         let Some(pool) = pools.get(&block.pool) else {
             continue;
         };
@@ -254,21 +260,21 @@ fn assemble(
         last = Some(block);
         if let Some(segment) = segments.last_mut().filter(|_| continues) {
             segment.size.0 += block.size;
-            if segment.expandable.is_none() && leads_to_unmapped(block.next, blocks) {
-                segment.expandable = first_of(block, blocks);
+            if segment.expandable.is_none() && leads_to_unmapped(block.next, &of_ranges) {
+                segment.expandable = first_of(block, &of_ranges);
             }
             continue;
         }
         let is_expandable = [block.previous, block.next]
             .into_iter()
-            .any(|neighbour| leads_to_unmapped(neighbour, blocks));
+            .any(|neighbour| leads_to_unmapped(neighbour, &of_ranges));
         segments.push(MemorySegment {
             addr: Address(block.addr),
             size: Bytes(block.size),
             stream: block.stream,
             pool: pool.described(),
             expandable: if is_expandable {
-                first_of(block, blocks)
+                first_of(block, &of_ranges)
             } else {
                 None
             },
@@ -278,12 +284,12 @@ fn assemble(
 }
 
 /// True if a neighbour is a range without memory: only expandable segments have those.
-fn leads_to_unmapped(neighbour: u64, blocks: &HashMap<u64, BlockObject>) -> bool {
+fn leads_to_unmapped(neighbour: u64, blocks: &BlocksOfRanges<'_>) -> bool {
     blocks.get(&neighbour).is_some_and(|block| !block.is_mapped)
 }
 
 /// Start of the address range that a block is a part of.
-fn first_of(block: &BlockObject, blocks: &HashMap<u64, BlockObject>) -> Option<Address> {
+fn first_of(block: &BlockObject, blocks: &BlocksOfRanges<'_>) -> Option<Address> {
     let mut first = block;
     for _ in 0..blocks.len() {
         match blocks.get(&first.previous) {

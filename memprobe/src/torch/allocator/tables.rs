@@ -200,7 +200,10 @@ pub(super) fn look_at(
     mut elements: Vec<Element>,
     layout: BlockLayout,
 ) -> AllocatorTables {
-    let mut tables = AllocatorTables::default();
+    let mut tables = AllocatorTables {
+        blocks: Vec::with_capacity(elements.len()),
+        ..AllocatorTables::default()
+    };
     block::read_each(
         memory,
         &mut elements,

@@ -16,7 +16,7 @@ import time
 
 
 def wait_for_autograd():
-    """Waits until all threads of autograd have slept for 10 ms in which they could have had the interpreter."""
+    """Waits, at most some 5 s, until all threads of autograd have slept for 10 ms in which the interpreter was free."""
     before = switches_of_autograd()
     for _ in range(500 if before else 0):
         time.sleep(0.01)

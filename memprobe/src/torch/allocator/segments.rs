@@ -242,8 +242,8 @@ fn assemble(
 ) -> (Vec<MemorySegment>, Vec<(Address, Bytes)>) {
     let pools: HashMap<u64, &BlockPool> = lists.pools.iter().map(|pool| (pool.at, pool)).collect();
     blocks.sort_unstable_by_key(|block| block.addr);
-    let is_range = blocks.iter().any(|block| !block.is_mapped);
-    let of_ranges = blocks.iter().filter(|_| is_range);
+    let has_ranges = blocks.iter().any(|block| !block.is_mapped);
+    let of_ranges = blocks.iter().filter(|_| has_ranges);
     let of_ranges: BlocksOfRanges<'_> = of_ranges.map(|block| (block.at, block)).collect();
     let mut segments: Vec<MemorySegment> = Vec::new();
     let mut last: Option<&BlockObject> = None;

@@ -448,7 +448,10 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         words.push(format!("the allocator's blocks: {error}"));
     }
     let extent = captured.extent;
-    if !extent.full {
+    if extent.full {
+        let is_said = moment.broken == Some(Broken::TooLarge);
+        words.extend((!is_said).then(|| format!("names may be missing: {}", Broken::TooLarge)));
+    } else {
         let wanted =
             "pieces of memory that were wanted only after the process ran on: names may be missing";
         words.extend(counted(extent.missed, wanted));

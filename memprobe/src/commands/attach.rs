@@ -148,7 +148,8 @@ impl LiveView {
                 screen.apply(&names);
             }
             let is_settled = session.is_settled(self.tgid);
-            if let Some(outcome) = screen.opened.label_baseline(is_settled, add_calls) {
+            let Screen { opened, model, .. } = &mut *screen;
+            if let Some(outcome) = opened.label_baseline(model, is_settled, add_calls) {
                 screen.take_labels(outcome);
             }
         }

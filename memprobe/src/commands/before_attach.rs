@@ -7,6 +7,7 @@
 //!
 //! The objects may also tag memory that sleeps (vLLM's sleep mode), so that they are read again when some has no tag.
 
+mod live_baseline;
 mod untagged;
 
 use std::pin::pin;
@@ -20,24 +21,20 @@ use hashbrown::HashMap;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::live_baseline::{BaselineBlocks, LiveBaseline};
 use self::untagged::UntaggedMemory;
 use super::Allocators;
 use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::bytes::human;
 use crate::event::tensors::{Consistency, TensorSnapshot};
-use crate::event::{
-    Action, Address, BlockLabels, Bytes, CallPaths, DeviceIndex, Event, LabeledBlock, Tgid, TimeNs,
-};
+use crate::event::{Action, BlockLabels, Bytes, CallPaths, Event, LabeledBlock, Tgid, TimeNs};
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::BaselineKind;
 use crate::probe::heap::give_back_freed;
 use crate::session::{HostEvent, HostItem, priority};
-use crate::tensors::{agreed, named};
+use crate::tensors::{LabelDigest, named};
 use crate::torch::tensors::ReadProgress;
 use crate::view::{consistency, count, percent};
-
-/// Most blocks that can get a label.
-const MAX_BLOCKS: usize = 1 << 20;
 
 /// Most readings until enough is explained.
 const MAX_ATTEMPTS: u32 = 3;
@@ -72,20 +69,18 @@ pub enum BaselineReading {
 pub(super) struct BaselineLabeler {
     tgid: Tgid,
     reading: BaselineReading,
-    /// Blocks that have been live since before attach.
-    blocks: HashMap<(DeviceIndex, Address), Bytes>,
-    /// Bytes of `blocks`.
-    live: u64,
     /// Time of the last event.
     last: TimeNs,
     state: ReadingState,
     attempts: u32,
     /// Readings before this are too early.
     next: Option<Instant>,
-    /// Bytes of `blocks` when enough was explained; 0 before.
+    /// Live bytes from before attach when enough was explained; 0 before.
     labeled: u64,
     /// Sleeping memory, whose tags the objects may tell.
     untagged: UntaggedMemory,
+    /// True if labels went to the stream, which frees them: a million take hundreds of megabytes.
+    has_labeled: bool,
 }
 
 enum ReadingState {
@@ -122,23 +117,19 @@ impl BaselineLabeler {
         Self {
             tgid,
             reading,
-            blocks: HashMap::new(),
-            live: 0,
             last: TimeNs(0),
             state: ReadingState::Idle,
             attempts: 0,
             next: None,
             labeled: 0,
             untagged: UntaggedMemory::default(),
+            has_labeled: false,
         }
     }
 
     /// A reader that begins with the blocks of a ledger.
     pub(super) fn late(tgid: Tgid, reading: BaselineReading, ledger: &Ledger) -> Self {
         let mut late = Self::new(tgid, reading);
-        for (_, block) in ledger.blocks().filter(|(_, block)| block.is_baseline) {
-            late.add(block.device, block.addr, block.size);
-        }
         late.last = ledger.last_event().unwrap_or_default();
         late.untagged = UntaggedMemory::of(ledger);
         late
@@ -156,29 +147,15 @@ impl BaselineLabeler {
             }
             return;
         };
-        let Some(device) = event
-            .device
-            .filter(|_| self.reading != BaselineReading::Off)
-        else {
+        if event.device.is_none() || self.reading == BaselineReading::Off {
             return;
-        };
+        }
         match event.action {
-            Action::Held => return self.add(device, event.addr, event.size),
-            Action::Alloc | Action::Free => {
-                if let Some(size) = self.blocks.remove(&(device, event.addr)) {
-                    self.live = self.live.saturating_sub(size.0);
-                }
-            }
+            Action::Held => return,
+            Action::Alloc | Action::Free => {}
             _ => self.untagged.apply(event),
         }
         self.last = self.last.max(event.time);
-    }
-
-    fn add(&mut self, device: DeviceIndex, addr: Address, size: Bytes) {
-        if device != DeviceIndex::CPU && self.blocks.len() < MAX_BLOCKS {
-            self.blocks.insert((device, addr), size);
-            self.live = self.live.saturating_add(size.0);
-        }
     }
 
     /// Gives up the reading in progress: lost events may be frees of blocks that it names.
@@ -194,12 +171,16 @@ impl BaselineLabeler {
     }
 
     /// Begins a reading if there is something to read. To be called after events were applied.
-    pub(super) fn begin_if_due(&mut self) {
+    pub(super) fn begin_if_due(&mut self, baseline: &impl LiveBaseline) {
+        if std::mem::take(&mut self.has_labeled) {
+            give_back_aside();
+        }
+        let live = baseline.bytes();
         let is_idle = matches!(self.state, ReadingState::Idle);
         let is_early = || self.next.is_some_and(|next| Instant::now() < next);
         // Half of what was explained has been freed.
-        let is_unlabeled = self.labeled == 0 || self.live < self.labeled / 2;
-        let is_wanted = self.live > 0 && is_unlabeled || self.untagged.is_wanted();
+        let is_unlabeled = self.labeled == 0 || live < self.labeled / 2;
+        let is_wanted = live > 0 && is_unlabeled || self.untagged.is_wanted();
         let mode = match self.reading {
             BaselineReading::Off => return,
             BaselineReading::Running => CaptureMode::Running,
@@ -237,6 +218,7 @@ impl BaselineLabeler {
     /// `add_calls` adds the modules that were called so far.
     pub(super) fn place(
         &mut self,
+        baseline: &impl LiveBaseline,
         is_settled: bool,
         add_calls: impl FnOnce(&mut CallPaths),
     ) -> Option<BaselineOutcome> {
@@ -248,7 +230,7 @@ impl BaselineLabeler {
             return None;
         }
         match std::mem::replace(&mut self.state, ReadingState::Idle) {
-            ReadingState::Read(Ok(read)) => Some(self.label(read, add_calls)),
+            ReadingState::Read(Ok(read)) => Some(self.label(read, baseline, add_calls)),
             ReadingState::Read(Err(error)) => Some(self.fail(&error)),
             _ => None,
         }
@@ -257,14 +239,15 @@ impl BaselineLabeler {
     fn label(
         &mut self,
         read: ObjectsRead,
+        baseline: &impl LiveBaseline,
         add_calls: impl FnOnce(&mut CallPaths),
     ) -> BaselineOutcome {
         let how = in_words(&read);
         let mut labels = read.labels;
-        labels.blocks.retain(|block| {
-            let known = self.blocks.get(&(block.device, block.addr));
-            known == Some(&block.size)
-        });
+        labels
+            .blocks
+            .retain(|block| baseline.has(block.device, block.addr, block.size));
+        labels.blocks.shrink_to_fit();
         let tags = self.untagged.end_reading(&mut labels);
         let mut calls = CallPaths::default();
         add_calls(&mut calls);
@@ -273,24 +256,26 @@ impl BaselineLabeler {
         let is_explained = |block: &&LabeledBlock| BaselineKind::of(block).is_explained();
         let explained = labels.blocks.iter().filter(is_explained);
         let explained: u64 = explained.map(|block| block.size.0).sum();
-        let rest = self.live.saturating_sub(explained);
+        let live = baseline.bytes();
+        let rest = live.saturating_sub(explained);
         let is_last = read.has_reached_limit || self.attempts >= MAX_ATTEMPTS;
-        let is_enough = rest <= self.live / UNEXPLAINED || is_last;
+        let is_enough = rest <= live / UNEXPLAINED || is_last;
         let wait = match is_enough {
             true => REFRESH.max(read.took * SHARE),
             false => PAUSE,
         };
         self.next = Some(Instant::now() + wait);
-        let said = (is_enough && self.live > 0).then(|| {
+        let said = (is_enough && live > 0).then(|| {
             format!(
                 "{} from before attach: {} explained; {how}",
-                human(Bytes(self.live)),
-                percent(explained.into(), self.live.into()),
+                human(Bytes(live)),
+                percent(explained.into(), live.into()),
             )
         });
         if is_enough {
-            (self.labeled, self.attempts) = (self.live, 0);
+            (self.labeled, self.attempts) = (live, 0);
         }
+        self.has_labeled = true;
         BaselineOutcome {
             event: Some(Event::BaselineLabels(Arc::new(labels))),
             said: [said, tags]
@@ -336,44 +321,73 @@ fn missing(snapshot: &TensorSnapshot) -> Vec<String> {
     objects.into_iter().chain(tensors).collect()
 }
 
+/// Gives freed memory back on a thread of its own: the reader of the ring waits for nothing.
+fn give_back_aside() {
+    let thread = thread::Builder::new().name("objects".to_owned());
+    if let Err(error) = thread.spawn(give_back_freed) {
+        log::debug!("freed memory was not given back: starting a thread: {error}");
+    }
+}
+
 /// Reads the objects of a process for the labels of its blocks.
 fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
     let _alone = READING.lock().unwrap_or_else(PoisonError::into_inner);
     let begun = Instant::now();
-    let once = || {
-        let snapshot = taken(tgid, mode, Allocators::Cuda, &ReadProgress::default())?;
-        Ok::<_, anyhow::Error>(ObjectsRead {
-            labels: named(&snapshot, tgid),
-            consistency: snapshot.consistency,
-            missing: missing(&snapshot),
-            has_reached_limit: snapshot.has_reached_limit(),
-            end: snapshot.moment,
-            took: Duration::ZERO,
-        })
-    };
-    let mut read = once()?;
-    if mode == CaptureMode::Running {
+    let once = || taken(tgid, mode, Allocators::Cuda, &ReadProgress::default());
+    let first = once()?;
+    let mut missing_objects = missing(&first);
+    let mut has_reached_limit = first.has_reached_limit();
+    let (labels, last, end) = if mode == CaptureMode::Running {
+        let digest = LabelDigest::of(&first);
+        // Two snapshots of a million tensors would be twice the memory.
+        drop(first);
         give_back_freed();
         let again = once()?;
-        for reason in again.missing {
-            if !read.missing.contains(&reason) {
-                read.missing.push(reason);
-            }
+        let labels = digest.agreed(named(&again, tgid));
+        (labels, again, crate::session::now())
+    } else {
+        let end = first.moment;
+        (named(&first, tgid), first, end)
+    };
+    for reason in missing(&last) {
+        if !missing_objects.contains(&reason) {
+            missing_objects.push(reason);
         }
-        read.has_reached_limit |= again.has_reached_limit;
-        read.labels = agreed(&read.labels, again.labels);
-        read.end = crate::session::now();
     }
+    has_reached_limit |= last.has_reached_limit();
+    let consistency = last.consistency;
+    drop(last);
     give_back_freed();
-    read.took = begun.elapsed();
-    log::debug!("objects of process {} read in {:?}", tgid.0, read.took);
-    Ok(read)
+    let took = begun.elapsed();
+    log::debug!("objects of process {} read in {took:?}", tgid.0);
+    Ok(ObjectsRead {
+        labels,
+        consistency,
+        missing: missing_objects,
+        has_reached_limit,
+        end,
+        took,
+    })
 }
 
 /// Readers of the recorded processes that had memory before attach.
 pub(super) struct BaselineLabelers {
     reading: BaselineReading,
-    all: HashMap<Tgid, BaselineLabeler>,
+    all: HashMap<Tgid, RecordedBaseline>,
+}
+
+struct RecordedBaseline {
+    labeler: BaselineLabeler,
+    blocks: BaselineBlocks,
+}
+
+impl RecordedBaseline {
+    fn apply(&mut self, event: &Event) {
+        if let Event::Memory(event) = event {
+            self.blocks.apply(event);
+        }
+        self.labeler.apply(event);
+    }
 }
 
 impl BaselineLabelers {
@@ -389,7 +403,10 @@ impl BaselineLabelers {
         match &event.item {
             HostItem::Event(event) => {
                 if is_reason(event) && self.reading != BaselineReading::Off {
-                    let new = || BaselineLabeler::new(tgid, self.reading);
+                    let new = || RecordedBaseline {
+                        labeler: BaselineLabeler::new(tgid, self.reading),
+                        blocks: BaselineBlocks::default(),
+                    };
                     self.all.entry(tgid).or_insert_with(new).apply(event);
                 } else if let Some(known) = self.all.get_mut(&tgid) {
                     known.apply(event);
@@ -403,24 +420,28 @@ impl BaselineLabelers {
     }
 
     pub(super) fn begin_due(&mut self) {
-        self.all
-            .values_mut()
-            .for_each(BaselineLabeler::begin_if_due);
+        for recorded in self.all.values_mut() {
+            recorded.labeler.begin_if_due(&recorded.blocks);
+        }
     }
 
     /// Processes that are being read.
     pub(super) fn unread(&self) -> impl Iterator<Item = Tgid> {
-        let all = self.all.iter().filter(|(_, labeler)| labeler.is_reading());
+        let is_read = |recorded: &RecordedBaseline| recorded.labeler.is_reading();
+        let all = self
+            .all
+            .iter()
+            .filter(move |(_, recorded)| is_read(recorded));
         all.map(|(tgid, _)| *tgid)
     }
 
     pub(super) fn is_reading(&self) -> bool {
-        self.all.values().any(BaselineLabeler::is_reading)
+        self.all.values().any(|it| it.labeler.is_reading())
     }
 
     /// Waits until one of them was read; for ever where none is being read.
     pub(super) async fn taken(&mut self) {
-        poll_any(self.all.values_mut()).await;
+        poll_any(self.all.values_mut().map(|it| &mut it.labeler)).await;
     }
 
     pub(super) fn place(
@@ -429,8 +450,10 @@ impl BaselineLabelers {
         add_calls: impl Fn(Tgid, &mut CallPaths),
     ) -> Vec<(Tgid, BaselineOutcome)> {
         let all = self.all.iter_mut();
-        let placed = all.filter_map(|(tgid, labeler)| {
-            let outcome = labeler.place(is_settled(*tgid), |calls| add_calls(*tgid, calls))?;
+        let placed = all.filter_map(|(tgid, recorded)| {
+            let RecordedBaseline { labeler, blocks } = recorded;
+            let add_calls = |calls: &mut _| add_calls(*tgid, calls);
+            let outcome = labeler.place(blocks, is_settled(*tgid), add_calls)?;
             Some((*tgid, outcome))
         });
         placed.collect()
@@ -459,7 +482,7 @@ pub(super) async fn poll_any<'a>(all: impl Iterator<Item = &'a mut BaselineLabel
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{MemoryEvent, PurposeId, StackId, Tid};
+    use crate::event::{Address, DeviceIndex, MemoryEvent, PurposeId, StackId, Tid};
 
     fn event(action: Action, addr: u64, time: u64) -> Event {
         Event::Memory(MemoryEvent {
@@ -477,14 +500,18 @@ mod tests {
         })
     }
 
-    /// A reader of a process with two blocks, whose objects were read until the time 20.
-    fn read() -> BaselineLabeler {
-        let mut labeler = BaselineLabeler::new(Tgid(7), BaselineReading::Running);
+    /// A process with two blocks, whose objects were read until the time 20.
+    fn read() -> RecordedBaseline {
+        let labeler = BaselineLabeler::new(Tgid(7), BaselineReading::Running);
+        let mut recorded = RecordedBaseline {
+            labeler,
+            blocks: BaselineBlocks::default(),
+        };
         for addr in [0x1000, 0x2000] {
-            labeler.apply(&event(Action::Held, addr, 0));
+            recorded.apply(&event(Action::Held, addr, 0));
         }
         let block = |addr| LabeledBlock::unlabeled(Address(addr), Bytes(512), DeviceIndex(0));
-        labeler.state = ReadingState::Read(Ok(ObjectsRead {
+        recorded.labeler.state = ReadingState::Read(Ok(ObjectsRead {
             labels: BlockLabels {
                 time: TimeNs(10),
                 tgid: Tgid(7),
@@ -498,7 +525,11 @@ mod tests {
             end: TimeNs(20),
             took: Duration::from_millis(1),
         }));
-        labeler
+        recorded
+    }
+
+    fn place(recorded: &mut RecordedBaseline, is_settled: bool) -> Option<BaselineOutcome> {
+        recorded.labeler.place(&recorded.blocks, is_settled, |_| ())
     }
 
     fn labeled(outcome: Option<BaselineOutcome>) -> Vec<u64> {
@@ -510,26 +541,26 @@ mod tests {
 
     #[test]
     fn labels_wait_for_all_events_up_to_the_end_of_the_reading() {
-        let mut labeler = read();
-        labeler.apply(&event(Action::Alloc, 0x4000, 15));
-        assert!(labeler.place(false, |_| ()).is_none());
-        labeler.apply(&event(Action::Free, 0x2000, 21));
-        assert_eq!(labeled(labeler.place(false, |_| ())), [0x1000]);
+        let mut recorded = read();
+        recorded.apply(&event(Action::Alloc, 0x4000, 15));
+        assert!(place(&mut recorded, false).is_none());
+        recorded.apply(&event(Action::Free, 0x2000, 21));
+        assert_eq!(labeled(place(&mut recorded, false)), [0x1000]);
     }
 
     #[test]
     fn a_block_that_was_freed_during_the_reading_gets_no_label_though_its_address_is_used_again() {
-        let mut labeler = read();
-        labeler.apply(&event(Action::Free, 0x1000, 12));
-        labeler.apply(&event(Action::Alloc, 0x1000, 13));
-        assert_eq!(labeled(labeler.place(true, |_| ())), [0x2000]);
+        let mut recorded = read();
+        recorded.apply(&event(Action::Free, 0x1000, 12));
+        recorded.apply(&event(Action::Alloc, 0x1000, 13));
+        assert_eq!(labeled(place(&mut recorded, true)), [0x2000]);
     }
 
     #[test]
     fn a_reading_that_lacks_objects_says_each_reason() {
         let words = |objects: Option<&str>, limit| {
-            let mut labeler = read();
-            let ReadingState::Read(Ok(read)) = &mut labeler.state else {
+            let mut recorded = read();
+            let ReadingState::Read(Ok(read)) = &mut recorded.labeler.state else {
                 panic!("a reading");
             };
             read.missing = missing(&TensorSnapshot {
@@ -556,16 +587,16 @@ mod tests {
     #[test]
     fn a_reading_that_reached_a_limit_is_the_last_until_memory_was_freed() {
         let outcome = |snapshot: &TensorSnapshot| {
-            let mut labeler = read();
-            labeler.attempts = 1;
-            let ReadingState::Read(Ok(read)) = &mut labeler.state else {
+            let mut recorded = read();
+            recorded.labeler.attempts = 1;
+            let ReadingState::Read(Ok(read)) = &mut recorded.labeler.state else {
                 panic!("a reading");
             };
             read.labels.blocks.truncate(1);
             read.missing = missing(snapshot);
             read.has_reached_limit = snapshot.has_reached_limit();
-            let said = labeler.place(true, |_| ()).and_then(|placed| placed.said);
-            (said, labeler.labeled)
+            let said = place(&mut recorded, true).and_then(|placed| placed.said);
+            (said, recorded.labeler.labeled)
         };
         // One of two blocks is explained: another attempt follows, unless it would find no more.
         let collecting = TensorSnapshot {
@@ -593,8 +624,8 @@ mod tests {
 
     #[test]
     fn a_reading_during_which_events_were_lost_is_discarded() {
-        let mut labeler = read();
-        labeler.apply(&Event::Loss(crate::event::Losses::default()));
-        assert!(labeler.place(true, |_| ()).is_none() && !labeler.is_reading());
+        let mut recorded = read();
+        recorded.apply(&Event::Loss(crate::event::Losses::default()));
+        assert!(place(&mut recorded, true).is_none() && !recorded.labeler.is_reading());
     }
 }

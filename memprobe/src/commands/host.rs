@@ -356,7 +356,8 @@ impl Watching {
             all.extend(names.map(|names| (tgid, names)));
             let is_settled = self.session.is_settled(tgid);
             let add_calls = |calls: &mut _| self.session.add_call_paths(tgid, calls);
-            let labels = opened.label_baseline(is_settled, add_calls);
+            let labels =
+                ledger.and_then(|ledger| opened.label_baseline(ledger, is_settled, add_calls));
             if let Some(outcome) = labels {
                 match (outcome.event, outcome.said) {
                     (Some(labels), _) => all.push((tgid, labels)),

@@ -127,11 +127,12 @@ impl ProcessView {
     /// after events were applied.
     pub(super) fn label_baseline(
         &mut self,
+        ledger: &Ledger,
         is_settled: bool,
         add_calls: impl FnOnce(&mut CallPaths),
     ) -> Option<BaselineOutcome> {
-        self.baseline.begin_if_due();
-        self.baseline.place(is_settled, add_calls)
+        self.baseline.begin_if_due(ledger);
+        self.baseline.place(ledger, is_settled, add_calls)
     }
 
     /// Waits until the process was read for either purpose; for ever where it is not being read.

@@ -48,14 +48,14 @@ pub struct StepSettings {
 }
 
 /// A module by the path that its calls have.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CalledModule {
     /// The path from the outermost module called, such as `GPT.layers.3.mlp`.
     pub path: Arc<str>,
     pub origin: CallPathOrigin,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallPathOrigin {
     /// A call of the module itself.
     Call,

@@ -200,7 +200,7 @@ pub enum TensorKind {
     Tensor,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
     /// Examples: `layers.0.weight`, `opt_g.exp_avg[G.0.weight]`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
     pub text: Arc<str>,

@@ -4,13 +4,13 @@
 //! block, which was allocated after attach.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::HashMap;
 
 use super::block_store::{BlockId, BlockStore};
 use super::dense::{CompactIndex, PerBlock};
+use super::packed_labels::{PackedLabels, baseline_of};
 use super::snapshot::{BaselineGroup, BaselineKind, BaselineOwner};
-use crate::event::{BlockLabels, Bytes, DeviceIndex, LabeledBlock, TimeNs};
+use crate::event::{BlockLabels, Bytes, DeviceIndex, TimeNs};
 
 /// Cap on groups; beyond it the owner of a kind is not told apart.
 const MAX_GROUPS: usize = 1 << 12;
@@ -23,15 +23,15 @@ pub(super) struct BaselineGroups {
     groups: Vec<(GroupKey, u64, u64)>,
     by_key: HashMap<GroupKey, usize>,
     blocks: PerBlock<CompactIndex>,
-    /// Labels read last.
-    last: Option<Arc<BlockLabels>>,
+    /// Labels of live blocks.
+    last: Option<PackedLabels>,
 }
 
 impl BaselineGroups {
     /// Adopts the labels of blocks that have been live since before attach.
-    pub(super) fn label(&mut self, labels: &Arc<BlockLabels>, store: &BlockStore) {
+    pub(super) fn label(&mut self, labels: &BlockLabels, store: &BlockStore) {
         for (id, block) in baseline_of(labels, store) {
-            self.release(id, block.size);
+            self.leave(id, block.size);
             let (kind, owner) = (BaselineKind::of(block), BaselineOwner::of(block));
             let group = self.group((block.device, kind, owner));
             let (_, live, blocks) = &mut self.groups[group];
@@ -39,28 +39,19 @@ impl BaselineGroups {
             *blocks = blocks.saturating_add(1);
             self.blocks.insert(id, CompactIndex::of(group));
         }
-        self.last = Some(self.merged(labels, store));
-    }
-
-    /// Adds the earlier labels of live blocks that a reading does not name.
-    fn merged(&self, labels: &Arc<BlockLabels>, store: &BlockStore) -> Arc<BlockLabels> {
-        let Some(last) = &self.last else {
-            return Arc::clone(labels);
-        };
-        let named: HashSet<_> = baseline_of(labels, store).map(|(id, _)| id).collect();
-        let earlier = baseline_of(last, store).filter(|(id, _)| !named.contains(id));
-        let mut earlier = earlier.map(|(_, block)| block.clone()).peekable();
-        if earlier.peek().is_none() {
-            return Arc::clone(labels);
-        }
-        Arc::new(BlockLabels {
-            blocks: labels.blocks.iter().cloned().chain(earlier).collect(),
-            ..BlockLabels::clone(labels)
-        })
+        self.last = Some(PackedLabels::of(labels, self.last.as_ref(), store));
     }
 
     /// Removes a block that has ended.
     pub(super) fn release(&mut self, id: BlockId, size: Bytes) {
+        if let Some(labels) = &mut self.last {
+            labels.release(id);
+        }
+        self.leave(id, size);
+    }
+
+    /// Takes a block out of its group.
+    fn leave(&mut self, id: BlockId, size: Bytes) {
         let Some(group) = self.blocks.remove(id) else {
             return;
         };
@@ -113,37 +104,25 @@ impl BaselineGroups {
 
     /// Labels of the blocks that are live; `None` if no reading named any.
     pub(super) fn keyframe(&self, store: &BlockStore) -> Option<BlockLabels> {
-        let last = self.last.as_ref()?;
-        let live = baseline_of(last, store).map(|(_, block)| block.clone());
-        Some(BlockLabels {
-            time: last.time,
-            tgid: last.tgid,
-            blocks: live.collect(),
-            optimizers: Vec::new(),
-            tags: Vec::new(),
-        })
+        Some(self.last.as_ref()?.unpack(store))
     }
-}
 
-/// Labels of live blocks from before attach.
-fn baseline_of<'a>(
-    labels: &'a BlockLabels,
-    store: &'a BlockStore,
-) -> impl Iterator<Item = (BlockId, &'a LabeledBlock)> {
-    labels.blocks.iter().filter_map(|named| {
-        let id = store.at(named.device, named.addr)?;
-        let block = store.get(id);
-        (block.is_baseline && block.size == named.size).then_some((id, named))
-    })
+    /// Bytes of its tables of blocks.
+    pub(super) fn copy_bytes(&self) -> u64 {
+        let labels = self.last.as_ref().map_or(0, PackedLabels::bytes);
+        self.blocks.bytes() + labels
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::event::tensors::TensorKind;
     use crate::event::{
-        Action, Address, AtAttach, Event, MemoryEvent, PurposeId, StackId, Target, Tgid, Tid,
-        Totals,
+        Action, Address, AtAttach, Event, LabeledBlock, MemoryEvent, PurposeId, StackId, Target,
+        Tgid, Tid, Totals,
     };
     use crate::ledger::Ledger;
 

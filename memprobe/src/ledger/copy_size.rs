@@ -45,7 +45,7 @@ impl CopySize for Ledger {
         let blocks = self.store.slots() as u64 * BLOCK;
         let stacks = self.stacks().count() as u64 * STACK;
         let devices = self.devices.values().map(DeviceLedger::copy_bytes);
-        blocks + stacks + devices.sum::<u64>()
+        blocks + stacks + devices.sum::<u64>() + self.baseline.copy_bytes()
     }
 }
 

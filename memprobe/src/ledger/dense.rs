@@ -78,6 +78,11 @@ impl<K: Dense, V> DenseMap<K, V> {
         self.values.get_mut(key.index())?.take()
     }
 
+    /// Gives back the memory beyond its last key.
+    pub fn shrink_to_fit(&mut self) {
+        self.values.shrink_to_fit();
+    }
+
     /// Values in the order of their keys.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.values.iter_mut().flatten()

@@ -450,6 +450,11 @@ impl DeviceLedger {
         Bytes(self.before.unknown.saturating_add(self.before.held))
     }
 
+    /// Bytes of the blocks that are known from before attach, and live.
+    pub(super) fn held_before_attach(&self) -> Bytes {
+        Bytes(self.before.held)
+    }
+
     /// State of the device, labelled with `time`.
     pub(super) fn moment(&self, time: TimeNs) -> TotalsSample {
         TotalsSample {

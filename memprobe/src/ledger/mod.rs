@@ -25,6 +25,7 @@ mod growth;
 pub mod host;
 mod iteration_recorder;
 pub mod keyframe;
+mod packed_labels;
 mod rate;
 mod restate;
 mod segment_memory;
@@ -341,6 +342,14 @@ impl Ledger {
         self.judge(event.time, difference);
         self.release_labels(&change);
         change
+    }
+
+    /// Bytes of live blocks on GPUs that are known from before attach.
+    pub fn held_before_attach(&self) -> Bytes {
+        let gpus = self.devices.iter();
+        let gpus = gpus.filter(|(index, _)| **index != DeviceIndex::CPU);
+        let held = gpus.map(|(_, device)| device.held_before_attach().0);
+        Bytes(held.fold(0, u64::saturating_add))
     }
 
     fn label(&mut self, labels: &Arc<BlockLabels>) {

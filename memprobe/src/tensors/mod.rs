@@ -25,7 +25,7 @@ pub(crate) mod samples;
 use std::sync::Arc;
 
 pub use account_entries::{AccountEntry, DeviceEntries};
-pub use agreement::agreed;
+pub use agreement::LabelDigest;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use division::account_entries;
 pub use explain::explain;

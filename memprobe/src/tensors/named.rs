@@ -1,9 +1,10 @@
 //! Names of live blocks, from the tensors of a snapshot.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{AccountEntry, RowKind, account_entries};
+use super::{AccountEntry, DeviceEntries, RowKind, account_entries};
 use crate::event::tensors::{Retainer, Tensor, TensorDevice, TensorKind, TensorSnapshot};
 use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid};
 
@@ -14,45 +15,42 @@ use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid}
 /// the same size (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Storages of other allocators,
 /// such as numpy's, have addresses that occur in no event.
 pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
-    let devices = account_entries(snapshot);
-    let mut best: BTreeMap<(DeviceIndex, Address), &AccountEntry> = BTreeMap::new();
-    for entries in &devices {
-        let Some(device) = index_of(entries.device) else {
-            continue;
-        };
-        for entry in &entries.entries {
-            let Some((addr, _)) = place(entry, entries.device, snapshot) else {
-                continue;
-            };
-            let known = best.get(&(device, addr));
-            if entry.outside().is_none() && known.is_none_or(|known| entry.holds() > known.holds())
-            {
-                best.insert((device, addr), entry);
-            }
-        }
+    BlockLabels {
+        time: snapshot.moment,
+        tgid,
+        blocks: labeled_blocks(snapshot).collect(),
+        optimizers: snapshot.optimizers.clone(),
+        tags: snapshot.tags.clone(),
     }
+}
+
+/// Live blocks and host storages with their labels.
+pub(super) fn labeled_blocks(snapshot: &TensorSnapshot) -> impl Iterator<Item = LabeledBlock> {
+    let devices = account_entries(snapshot);
+    let best = BestEntries::of(&devices, snapshot);
     let blocks = snapshot.blocks.iter().map(|block| {
-        let entry = best.remove(&(block.device, block.addr));
+        let entry = best.at(block.device, block.addr);
         (block.device, block.addr, block.size, entry)
     });
-    let is_known = |entry: Option<&AccountEntry>| match entry.map(|entry| entry.kind(snapshot)) {
+    let of_host = best.of_host().filter_map(|(addr, at)| {
+        let (_, size) = place(at.entry(&devices), TensorDevice::Cpu, snapshot)?;
+        Some((DeviceIndex::CPU, addr, size, Some(at)))
+    });
+    let kind = |at: EntryIndex| at.entry(&devices).kind(snapshot);
+    let is_known = |at: Option<EntryIndex>| match at.map(kind) {
         Some(RowKind::BlockUnread) => false,
         Some(_) => true,
         None => snapshot.has_all_tensors(),
     };
-    let blocks = blocks.filter(|(.., entry)| is_known(*entry));
-    let mut blocks: Vec<_> = blocks.collect();
-    for ((device, addr), entry) in best {
-        if device == DeviceIndex::CPU
-            && let Some((_, size)) = place(entry, TensorDevice::Cpu, snapshot)
-        {
-            blocks.push((device, addr, size, Some(entry)));
-        }
-    }
+    let blocks = blocks.filter(|(.., at)| is_known(*at)).chain(of_host);
+    let blocks: Vec<_> = blocks.collect();
+    drop(best);
     let retainer = |entry: &AccountEntry| entry.storage(snapshot)?.retainer.as_ref();
-    let entries = blocks.iter().filter_map(|(.., entry)| *entry);
-    let variables = SavedVariables::of(snapshot, entries.filter_map(retainer));
-    let blocks = blocks.into_iter().map(|(device, addr, size, entry)| {
+    let entries = blocks.iter().filter_map(|(.., at)| *at);
+    let retainers = entries.filter_map(|at| retainer(at.entry(&devices)));
+    let variables = SavedVariables::of(snapshot, retainers);
+    blocks.into_iter().map(move |(device, addr, size, at)| {
+        let entry = at.map(|at| at.entry(&devices));
         let tensor = entry.and_then(AccountEntry::tensor);
         let tensor = tensor.map(|at| &snapshot.tensors[at]);
         let retainer = entry.and_then(retainer);
@@ -68,13 +66,60 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
             saved_by: tensor.and_then(|tensor| tensor.saved_by.clone()),
             retainer: retainer.cloned(),
         }
-    });
-    BlockLabels {
-        time: snapshot.moment,
-        tgid,
-        blocks: blocks.collect(),
-        optimizers: snapshot.optimizers.clone(),
-        tags: snapshot.tags.clone(),
+    })
+}
+
+/// The entry with most bytes of each block and of each host storage.
+struct BestEntries(Vec<(DeviceIndex, Address, EntryIndex)>);
+
+/// Place of an entry among those of all devices.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct EntryIndex {
+    device: u32,
+    entry: u32,
+}
+
+impl EntryIndex {
+    fn entry(self, devices: &[DeviceEntries]) -> &AccountEntry {
+        &devices[self.device as usize].entries[self.entry as usize]
+    }
+}
+
+impl BestEntries {
+    fn of(devices: &[DeviceEntries], snapshot: &TensorSnapshot) -> Self {
+        let mut best = Vec::new();
+        for (device, entries) in (0..).zip(devices) {
+            let Some(index) = index_of(entries.device) else {
+                continue;
+            };
+            let inside = (0..).zip(&entries.entries);
+            let inside = inside.filter(|(_, entry)| entry.outside().is_none());
+            best.extend(inside.filter_map(|(at, entry)| {
+                let (addr, _) = place(entry, entries.device, snapshot)?;
+                Some((index, addr, EntryIndex { device, entry: at }))
+            }));
+        }
+        best.sort_unstable_by_key(|(index, addr, at)| {
+            (*index, *addr, Reverse(at.entry(devices).holds()), *at)
+        });
+        best.dedup_by_key(|(index, addr, _)| (*index, *addr));
+        Self(best)
+    }
+
+    fn at(&self, device: DeviceIndex, addr: Address) -> Option<EntryIndex> {
+        let place = (device, addr);
+        let found = self
+            .0
+            .binary_search_by_key(&place, |(device, addr, _)| (*device, *addr));
+        found.ok().map(|at| self.0[at].2)
+    }
+
+    fn of_host(&self) -> impl Iterator<Item = (Address, EntryIndex)> {
+        let of_host = self
+            .0
+            .iter()
+            .filter(|(device, ..)| *device == DeviceIndex::CPU);
+        of_host.map(|(_, addr, at)| (*addr, *at))
     }
 }
 

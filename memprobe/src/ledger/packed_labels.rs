@@ -1,0 +1,371 @@
+//! Labels of live blocks from before attach, packed: a list of a million tensors gives as many names, which differ in
+//! one number only.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::block_store::{BlockId, BlockStore, LiveBlock};
+use super::dense::{CompactIndex, PerBlock};
+use crate::event::tensors::{Name, Retainer, TensorKind};
+use crate::event::{BlockLabels, CalledModule, LabeledBlock, Tgid, TimeNs};
+
+/// Labels by block. A label ends with its block.
+#[derive(Clone, Debug)]
+pub(super) struct PackedLabels {
+    /// Time of the last reading.
+    pub(super) time: TimeNs,
+    tgid: Tgid,
+    labels: PerBlock<PackedLabel>,
+    shared: Vec<SharedLabel>,
+    patterns: Vec<Pattern>,
+}
+
+/// Label of a block. Its device, address and size are those of the block.
+#[derive(Clone, Copy, Debug)]
+struct PackedLabel {
+    shared: CompactIndex,
+    name: Option<PackedText>,
+    /// [`Retainer::slot`].
+    slot: Option<PackedText>,
+}
+
+// An empty place of the table takes no more than a label.
+const _: () = assert!(size_of::<Option<PackedLabel>>() == 20);
+
+/// Parts of a label that many blocks have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SharedLabel {
+    kind: Option<TensorKind>,
+    /// [`Name::inferred`].
+    inferred: Option<&'static str>,
+    module: Option<Arc<str>>,
+    called: Option<CalledModule>,
+    saved_by: Option<Arc<str>>,
+    /// Without its slot.
+    retainer: Option<Arc<Retainer>>,
+    is_saved_variable: bool,
+}
+
+/// Text with its last number taken out: `kept[17]` is the pattern `kept[`, `]` with the number 17.
+#[derive(Clone, Copy, Debug)]
+struct PackedText {
+    pattern: CompactIndex,
+    /// 0 where the pattern has no place for a number.
+    number: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Pattern {
+    before: Arc<str>,
+    /// The text after the number; `None` for a text without one.
+    after: Option<Arc<str>>,
+}
+
+/// Numbers of values, counted from 0.
+#[derive(Debug)]
+struct Interner<T>(HashMap<T, CompactIndex>);
+
+impl<T> Default for Interner<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T: Eq + Hash> Interner<T> {
+    fn intern(&mut self, value: T) -> CompactIndex {
+        let next = CompactIndex::of(self.0.len());
+        *self.0.entry(value).or_insert(next)
+    }
+
+    /// The values in the order of their numbers.
+    fn into_values(self) -> Vec<T> {
+        let mut values: Vec<_> = self.0.into_iter().collect();
+        values.sort_unstable_by_key(|(_, number)| number.index());
+        values.into_iter().map(|(value, _)| value).collect()
+    }
+}
+
+impl PackedLabels {
+    /// Packs a reading's labels of blocks from before attach. Where it does not name a block, the earlier label stays.
+    pub(super) fn of(labels: &BlockLabels, earlier: Option<&Self>, store: &BlockStore) -> Self {
+        let mut packer = Packer::default();
+        for (id, named) in baseline_of(labels, store) {
+            packer.insert(id, named);
+        }
+        if let Some(earlier) = earlier {
+            for (id, label) in earlier.labels.iter() {
+                if packer.labels.get(id).is_none() {
+                    packer.insert(id, &earlier.unpacked(*label, store.get(id)));
+                }
+            }
+        }
+        packer.labels.shrink_to_fit();
+        Self {
+            time: labels.time,
+            tgid: labels.tgid,
+            labels: packer.labels,
+            shared: packer.shared.into_values(),
+            patterns: packer.patterns.into_values(),
+        }
+    }
+
+    /// Ends the label of a block that has ended.
+    pub(super) fn release(&mut self, id: BlockId) {
+        self.labels.remove(id);
+    }
+
+    /// Labels of all blocks, in no particular order.
+    pub(super) fn unpack(&self, store: &BlockStore) -> BlockLabels {
+        let blocks = self.labels.iter();
+        let blocks = blocks.map(|(id, label)| self.unpacked(*label, store.get(id)));
+        BlockLabels {
+            time: self.time,
+            tgid: self.tgid,
+            blocks: blocks.collect(),
+            optimizers: Vec::new(),
+            tags: Vec::new(),
+        }
+    }
+
+    /// Bytes of its tables.
+    pub(super) fn bytes(&self) -> u64 {
+        self.labels.bytes()
+            + (self.shared.len() * size_of::<SharedLabel>()) as u64
+            + (self.patterns.len() * size_of::<Pattern>()) as u64
+    }
+
+    fn unpacked(&self, label: PackedLabel, block: &LiveBlock) -> LabeledBlock {
+        let shared = self.shared[label.shared.index()].clone();
+        let text = |packed: PackedText| self.text(packed);
+        let with_slot = |retainer: Arc<Retainer>| match label.slot {
+            Some(slot) => Arc::new(Retainer {
+                slot: Some(text(slot)),
+                ..Retainer::clone(&retainer)
+            }),
+            None => retainer,
+        };
+        LabeledBlock {
+            addr: block.addr,
+            size: block.size,
+            device: block.device,
+            kind: shared.kind,
+            name: label.name.map(|name| Name {
+                text: text(name),
+                inferred: shared.inferred,
+            }),
+            module: shared.module,
+            called: shared.called,
+            saved_by: shared.saved_by,
+            retainer: shared.retainer.map(with_slot),
+            is_saved_variable: shared.is_saved_variable,
+        }
+    }
+
+    fn text(&self, packed: PackedText) -> Arc<str> {
+        let pattern = &self.patterns[packed.pattern.index()];
+        match &pattern.after {
+            Some(after) => format!("{}{}{after}", pattern.before, packed.number).into(),
+            None => Arc::clone(&pattern.before),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Packer {
+    labels: PerBlock<PackedLabel>,
+    shared: Interner<SharedLabel>,
+    patterns: Interner<Pattern>,
+}
+
+impl Packer {
+    fn insert(&mut self, id: BlockId, named: &LabeledBlock) {
+        let without_slot = |retainer: &Arc<Retainer>| match retainer.slot {
+            Some(_) => Arc::new(Retainer {
+                slot: None,
+                ..Retainer::clone(retainer)
+            }),
+            None => Arc::clone(retainer),
+        };
+        let shared = self.shared.intern(SharedLabel {
+            kind: named.kind,
+            inferred: named.name.as_ref().and_then(|name| name.inferred),
+            module: named.module.clone(),
+            called: named.called.clone(),
+            saved_by: named.saved_by.clone(),
+            retainer: named.retainer.as_ref().map(without_slot),
+            is_saved_variable: named.is_saved_variable,
+        });
+        let slot = named.retainer.as_ref();
+        let slot = slot.and_then(|retainer| retainer.slot.as_ref());
+        let label = PackedLabel {
+            shared,
+            name: named.name.as_ref().map(|name| self.pack(&name.text)),
+            slot: slot.map(|slot| self.pack(slot)),
+        };
+        self.labels.insert(id, label);
+    }
+
+    fn pack(&mut self, text: &Arc<str>) -> PackedText {
+        let (pattern, number) = match numbered(text) {
+            Some((before, number, after)) => {
+                let after = Some(after.into());
+                let before = before.into();
+                (Pattern { before, after }, number)
+            }
+            None => {
+                let before = Arc::clone(text);
+                let after = None;
+                (Pattern { before, after }, 0)
+            }
+        };
+        PackedText {
+            pattern: self.patterns.intern(pattern),
+            number,
+        }
+    }
+}
+
+/// Parts before, in and after the last number in a text. `None` if there is none, or if it would not be written the
+/// same way again.
+fn numbered(text: &str) -> Option<(&str, u32, &str)> {
+    let is_digit = |letter: char| letter.is_ascii_digit();
+    let end = text.rfind(is_digit)? + 1;
+    let (head, after) = text.split_at(end);
+    let before = head.trim_end_matches(is_digit);
+    let digits = &head[before.len()..];
+    let is_canonical = digits == "0" || !digits.starts_with('0');
+    let number = digits.parse().ok().filter(|_| is_canonical)?;
+    Some((before, number, after))
+}
+
+/// Labels of live blocks from before attach.
+pub(super) fn baseline_of<'a>(
+    labels: &'a BlockLabels,
+    store: &'a BlockStore,
+) -> impl Iterator<Item = (BlockId, &'a LabeledBlock)> {
+    labels.blocks.iter().filter_map(|named| {
+        let id = store.at(named.device, named.addr)?;
+        let block = store.get(id);
+        (block.is_baseline && block.size == named.size).then_some((id, named))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Address, Bytes, CallPathOrigin, DeviceIndex, ModuleAddress, PurposeId};
+    use crate::ledger::StackRef;
+
+    const DEVICE: DeviceIndex = DeviceIndex(0);
+    const SIZE: Bytes = Bytes(512);
+
+    fn store(blocks: u64) -> BlockStore {
+        let mut store = BlockStore::default();
+        for at in 0..blocks {
+            let id = store.add(LiveBlock {
+                addr: Address(at * SIZE.0),
+                size: SIZE,
+                stack: StackRef::UNKNOWN,
+                purpose: PurposeId::NONE,
+                call_site: None,
+                device: DEVICE,
+                is_baseline: true,
+            });
+            assert!(store.track(id, None));
+        }
+        store
+    }
+
+    fn block(at: u64, text: &str) -> LabeledBlock {
+        let name = Name {
+            text: text.into(),
+            inferred: None,
+        };
+        LabeledBlock {
+            kind: Some(TensorKind::Tensor),
+            name: Some(name),
+            ..LabeledBlock::unlabeled(Address(at * SIZE.0), SIZE, DEVICE)
+        }
+    }
+
+    fn labels(blocks: &[LabeledBlock]) -> BlockLabels {
+        BlockLabels {
+            time: TimeNs(9),
+            tgid: Tgid(7),
+            blocks: blocks.to_vec(),
+            optimizers: Vec::new(),
+            tags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn labels_are_the_same_after_packing() {
+        let texts = [
+            "kept[17]",
+            "kept[0]",
+            "kept[017]",
+            "kept[00]",
+            "",
+            "7",
+            "x",
+            "h.12.weight",
+            "kept[4294967295]",
+            "kept[4294967296]",
+            "ü٣9é",
+        ];
+        let mut blocks: Vec<_> = (0..).zip(texts).map(|(at, text)| block(at, text)).collect();
+        blocks[0].retainer = Some(Arc::new(Retainer {
+            by: "train.py:3 main() -> kept[*]".into(),
+            class: Some("list".into()),
+            slot: Some("train.py:3 main() -> kept[17]".into()),
+            through: None,
+            exclusive: true,
+        }));
+        blocks[1].name = None;
+        blocks[2].called = Some(CalledModule {
+            path: "Net.a.1".into(),
+            origin: CallPathOrigin::Unresolved(ModuleAddress {
+                object: 1,
+                class: 2,
+            }),
+        });
+        blocks[3].name = Some(Name {
+            text: "w".into(),
+            inferred: Some("a rule"),
+        });
+        blocks[4].is_saved_variable = true;
+        blocks[4].saved_by = Some("AddmmBackward0".into());
+        blocks[4].module = Some("Net.a.1".into());
+        let labels = labels(&blocks);
+        let store = store(blocks.len() as u64);
+        assert_eq!(
+            PackedLabels::of(&labels, None, &store).unpack(&store),
+            labels
+        );
+    }
+
+    #[test]
+    fn an_earlier_label_stays_where_a_reading_names_no_block() {
+        let store = store(2);
+        let first = labels(&[block(0, "a[1]"), block(1, "b[2]")]);
+        let first = PackedLabels::of(&first, None, &store);
+        let second = labels(&[block(1, "c[3]")]);
+        let second = PackedLabels::of(&second, Some(&first), &store);
+        assert_eq!(
+            second.unpack(&store),
+            labels(&[block(0, "a[1]"), block(1, "c[3]")])
+        );
+    }
+
+    #[test]
+    fn names_that_differ_in_a_number_take_no_memory_for_their_text() {
+        let blocks: Vec<_> = (0..1000)
+            .map(|at| block(at, &format!("kept[{at}]")))
+            .collect();
+        let store = store(1000);
+        let packed = PackedLabels::of(&labels(&blocks), None, &store);
+        assert_eq!((packed.shared.len(), packed.patterns.len()), (1, 1));
+    }
+}

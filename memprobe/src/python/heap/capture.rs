@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use self::attempts::{PauseAttempts, at_work, is_of_the_end, is_stopped, wait_for_a_good_moment};
 use super::Heap;
 use super::class::Classes;
-use super::collector::{self, Broken, ListWalk, WalkExtent};
+use super::collector::{self, Broken, ListWalk, TornLink, WalkExtent};
 use super::frames::{self, Variables};
 use super::image::{Image, ImageExtent};
 use super::modules::{self, ModuleObject};
@@ -105,6 +105,8 @@ pub struct HeapScan {
     pub variables: Variables,
     /// Reason why objects are missing; `None` if the lists are complete.
     pub broken: Option<Broken>,
+    /// Place at which a list was inconsistent.
+    torn: Option<TornLink>,
     /// True if the result contradicts itself, as can happen while the process runs.
     pub is_torn: bool,
     pub no_frames: Option<Unreadable>,
@@ -160,7 +162,9 @@ impl HeapScan {
             let mut interpreters = interpreters.into_iter();
             interpreters.try_for_each(|interpreter| walk.interpreter(interpreter))
         });
+        let torn = walk.torn;
         moment.broken = walked.err();
+        moment.torn = torn;
         if image.extent().full && moment.broken.is_some() {
             moment.broken = Some(Broken::of_full_copy(moment.broken));
         }
@@ -331,7 +335,7 @@ impl<H: HeapReader> Capture<'_, H> {
 
     fn paused(&self) -> CaptureResult<H> {
         let (image, (mut moment, mut found)) = self.look_at_running(ScanUse::Pages);
-        let mut stops = PauseAttempts::default();
+        let mut stops = PauseAttempts::after(&moment);
         for _ in 0..MAX_COPIES {
             let start = Instant::now();
             image.marking(|| self.reader.touch(&image, &mut moment, &mut found));

@@ -107,6 +107,36 @@ impl Broken {
     }
 }
 
+/// Two neighbours of a list that did not refer to each other when a walk came to the second one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TornLink {
+    /// The last node that consistent links led to, or the head of the list.
+    before: u64,
+    node: u64,
+}
+
+impl TornLink {
+    /// Looks at these nodes alone. Returns the fault if they still do not refer to each other; `None` if they do, and if
+    /// the first one does not lead to the second any more: it may have left the list.
+    pub(super) fn fault(self, memory: &impl ReadMemory) -> Option<Broken> {
+        let Self { before, node } = self;
+        let links = |at| {
+            let links: [u8; 16] = memory.read_array(at)?;
+            Ok::<_, Unreadable>([0, 8].map(|word| word_at(&links, word) & !CollectorLayout::MARKS))
+        };
+        let [next, previous] = links(before).ok()?;
+        if next != node && previous != node {
+            return None;
+        }
+        match links(node) {
+            Ok([_, back]) if next == node && back == before => None,
+            Ok([back, _]) if previous == node && back == before => None,
+            Ok(_) => Some(Broken::Link(node)),
+            Err(error) => Some(error.into()),
+        }
+    }
+}
+
 impl From<Unreadable> for Broken {
     fn from(error: Unreadable) -> Self {
         Self::Unreadable(error)
@@ -176,6 +206,8 @@ pub struct ListWalk<'a, M, F> {
     each: F,
     /// Objects so far.
     count: usize,
+    /// First place at which a list was inconsistent.
+    pub torn: Option<TornLink>,
 }
 
 impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
@@ -191,6 +223,7 @@ impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
             extent,
             each,
             count: 0,
+            torn: None,
         }
     }
 
@@ -236,9 +269,11 @@ impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
             if is_known && self.count >= restless {
                 break;
             }
-            let words = words(self.memory, node)?;
+            let torn = TornLink { before, node };
+            let words = words(self.memory, node).inspect_err(|_| self.tear(torn))?;
             let (beyond, towards) = links(words);
             if towards != before {
+                self.tear(torn);
                 return Err(Broken::Link(node));
             }
             if self.count == MAX_OBJECTS {
@@ -254,6 +289,10 @@ impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
             (before, node) = (node, beyond);
         }
         Ok(())
+    }
+
+    fn tear(&mut self, torn: TornLink) {
+        self.torn.get_or_insert(torn);
     }
 }
 

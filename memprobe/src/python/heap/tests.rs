@@ -1,5 +1,7 @@
+use hashbrown::HashSet;
+
 use super::class::TorchKind;
-use super::collector::{self, Broken, Generation, WalkExtent};
+use super::collector::{self, Broken, Generation, ListWalk, WalkExtent};
 use super::fake::FakeHeap;
 use super::frames::Variable;
 use super::image::Image;
@@ -80,6 +82,39 @@ fn lists_that_are_taken_apart_are_not_followed() {
     let mark = interpreter + u64::from(collector.start) + u64::from(collector.collecting);
     memory.write(mark, &[1, 0, 0, 0]);
     assert_eq!(walk(&memory), (Err(Broken::Collecting), 0));
+}
+
+#[test]
+fn a_torn_link_is_recognized_from_its_two_objects_alone() {
+    let layout = &LAYOUTS[0];
+    let none = HashSet::new();
+    for extent in [WalkExtent::All, WalkExtent::Added(&none)] {
+        let mut heap = FakeHeap::new(layout);
+        let objects: Vec<_> = (0..12).map(|_| heap.list(&[])).collect();
+        let (mut memory, interpreter) = heap.finish();
+        let is_forward = matches!(extent, WalkExtent::All);
+        // The reference that leads back, in the direction of the walk, and the one that leads on.
+        let node = objects[4] - CollectorLayout::HEAD_SIZE;
+        let [on, back] = if is_forward { [0, 8] } else { [8, 0] };
+        let word = |memory: &FakeMemory, at| memory.read_u64(at).unwrap();
+        let whole = word(&memory, node + back);
+        memory.write(node + back, &[0; 8]);
+        let lists = &layout.heap.collector;
+        let mut walk = ListWalk::new(&memory, lists, extent, |_| ());
+        assert_eq!(walk.interpreter(interpreter), Err(Broken::Link(node)));
+        let torn = walk.torn.expect("a torn link");
+        assert_eq!(torn.fault(&memory), Some(Broken::Link(node)));
+        // The object has left the list.
+        let before = whole & !CollectorLayout::MARKS;
+        let leads_on = word(&memory, before + on);
+        memory.write(before + on, &[0; 8]);
+        assert_eq!(torn.fault(&memory), None);
+        // The list is whole again.
+        memory.write(before + on, &leads_on.to_le_bytes());
+        assert_eq!(torn.fault(&memory), Some(Broken::Link(node)));
+        memory.write(node + back, &whole.to_le_bytes());
+        assert_eq!(torn.fault(&memory), None);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::event::tensors::Consistency;
 use crate::process::memory::{Cause, ProcessMemory};
 use crate::process::pause::{Sleepers, while_paused};
 use crate::process::run_state::RunState;
-use crate::python::heap::collector::{self, Broken};
+use crate::python::heap::collector::{self, Broken, TornLink};
 use crate::python::heap::image::Image;
 use crate::python::{DetectError, PythonProcess};
 
@@ -36,6 +36,8 @@ pub(super) struct PauseAttempts {
     /// Stops that failed.
     pub(super) number: u32,
     last: Option<BrokenPlace>,
+    /// Place at which the last look found a list inconsistent. While it stays so, a stop ends at once.
+    torn: Option<TornLink>,
 }
 
 /// Place at which a list was inconsistent, with the number of stops in a row that found it so.
@@ -46,6 +48,14 @@ struct BrokenPlace {
 }
 
 impl PauseAttempts {
+    /// Stops after a scan of the running process.
+    pub(super) fn after(scan: &HeapScan) -> Self {
+        Self {
+            torn: scan.torn,
+            ..Self::default()
+        }
+    }
+
     /// Result of the final stop, with the number of failed ones before it.
     pub(super) fn paused_for(&self, pause: Duration) -> Consistency {
         Consistency::Paused {
@@ -77,11 +87,15 @@ impl PauseAttempts {
             };
             let paused = while_paused(python.tgid, sleepers, || {
                 // At an unsuitable moment the pause lasts only as long as this check.
-                at_work(python).map_or_else(|| Ok(look(image)), Err)
+                let torn = || self.torn?.fault(&python.memory());
+                at_work(python)
+                    .or_else(torn)
+                    .map_or_else(|| Ok(look(image)), Err)
             })?;
             let broken = match paused.result {
                 Ok(_) if paused.has_run => Broken::Woken,
                 Ok(mut moment) => {
+                    self.torn = moment.torn;
                     let checked = check(image, &mut moment);
                     match moment.broken {
                         None | Some(Broken::TooMany | Broken::TooLarge) => {

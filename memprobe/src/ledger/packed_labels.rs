@@ -1,10 +1,10 @@
 //! Labels of live blocks from before attach, packed: a list of a million tensors gives as many names, which differ in
 //! one number only.
 
-use std::hash::Hash;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{Equivalent, HashMap};
 
 use super::block_store::{BlockId, BlockStore, LiveBlock};
 use super::dense::{CompactIndex, PerBlock};
@@ -35,7 +35,7 @@ struct PackedLabel {
 const _: () = assert!(size_of::<Option<PackedLabel>>() == 20);
 
 /// Parts of a label that many blocks have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct SharedLabel {
     kind: Option<TensorKind>,
     /// [`Name::inferred`].
@@ -46,6 +46,79 @@ struct SharedLabel {
     /// Without its slot.
     retainer: Option<Arc<Retainer>>,
     is_saved_variable: bool,
+}
+
+/// [`SharedLabel`] by reference, to look for it.
+type SharedParts<'a> = (
+    (Option<TensorKind>, Option<&'static str>, bool),
+    [Option<&'a Arc<str>>; 2],
+    Option<&'a CalledModule>,
+    Option<(&'a Arc<str>, [Option<&'a Arc<str>>; 2], bool)>,
+);
+
+impl SharedLabel {
+    fn of(block: &LabeledBlock) -> Self {
+        let without_slot = |retainer: &Arc<Retainer>| match retainer.slot {
+            Some(_) => Arc::new(Retainer {
+                slot: None,
+                ..Retainer::clone(retainer)
+            }),
+            None => Arc::clone(retainer),
+        };
+        Self {
+            kind: block.kind,
+            inferred: block.name.as_ref().and_then(|name| name.inferred),
+            module: block.module.clone(),
+            called: block.called.clone(),
+            saved_by: block.saved_by.clone(),
+            retainer: block.retainer.as_ref().map(without_slot),
+            is_saved_variable: block.is_saved_variable,
+        }
+    }
+
+    fn parts(&self) -> SharedParts<'_> {
+        (
+            (self.kind, self.inferred, self.is_saved_variable),
+            [self.module.as_ref(), self.saved_by.as_ref()],
+            self.called.as_ref(),
+            self.retainer.as_deref().map(retainer_parts),
+        )
+    }
+}
+
+impl PartialEq for SharedLabel {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for SharedLabel {}
+
+impl Hash for SharedLabel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
+}
+
+impl Equivalent<SharedLabel> for SharedParts<'_> {
+    fn equivalent(&self, label: &SharedLabel) -> bool {
+        *self == label.parts()
+    }
+}
+
+fn parts_of(block: &LabeledBlock) -> SharedParts<'_> {
+    let inferred = block.name.as_ref().and_then(|name| name.inferred);
+    (
+        (block.kind, inferred, block.is_saved_variable),
+        [block.module.as_ref(), block.saved_by.as_ref()],
+        block.called.as_ref(),
+        block.retainer.as_deref().map(retainer_parts),
+    )
+}
+
+fn retainer_parts(retainer: &Retainer) -> (&Arc<str>, [Option<&Arc<str>>; 2], bool) {
+    let parts = [retainer.class.as_ref(), retainer.through.as_ref()];
+    (&retainer.by, parts, retainer.exclusive)
 }
 
 /// Text with its last number taken out: `kept[17]` is the pattern `kept[`, `]` with the number 17.
@@ -63,6 +136,12 @@ struct Pattern {
     after: Option<Arc<str>>,
 }
 
+impl Equivalent<Pattern> for (&str, Option<&str>) {
+    fn equivalent(&self, pattern: &Pattern) -> bool {
+        *self == (&*pattern.before, pattern.after.as_deref())
+    }
+}
+
 /// Numbers of values, counted from 0.
 #[derive(Debug)]
 struct Interner<T>(HashMap<T, CompactIndex>);
@@ -74,9 +153,18 @@ impl<T> Default for Interner<T> {
 }
 
 impl<T: Eq + Hash> Interner<T> {
-    fn intern(&mut self, value: T) -> CompactIndex {
+    /// Number of a value, which is made only if there is none like it.
+    fn intern(
+        &mut self,
+        like: &(impl Hash + Equivalent<T>),
+        value: impl FnOnce() -> T,
+    ) -> CompactIndex {
+        if let Some(known) = self.0.get(like) {
+            return *known;
+        }
         let next = CompactIndex::of(self.0.len());
-        *self.0.entry(value).or_insert(next)
+        self.0.insert(value(), next);
+        next
     }
 
     /// The values in the order of their numbers.
@@ -181,22 +269,8 @@ struct Packer {
 
 impl Packer {
     fn insert(&mut self, id: BlockId, named: &LabeledBlock) {
-        let without_slot = |retainer: &Arc<Retainer>| match retainer.slot {
-            Some(_) => Arc::new(Retainer {
-                slot: None,
-                ..Retainer::clone(retainer)
-            }),
-            None => Arc::clone(retainer),
-        };
-        let shared = self.shared.intern(SharedLabel {
-            kind: named.kind,
-            inferred: named.name.as_ref().and_then(|name| name.inferred),
-            module: named.module.clone(),
-            called: named.called.clone(),
-            saved_by: named.saved_by.clone(),
-            retainer: named.retainer.as_ref().map(without_slot),
-            is_saved_variable: named.is_saved_variable,
-        });
+        let like = parts_of(named);
+        let shared = self.shared.intern(&like, || SharedLabel::of(named));
         let slot = named.retainer.as_ref();
         let slot = slot.and_then(|retainer| retainer.slot.as_ref());
         let label = PackedLabel {
@@ -207,23 +281,16 @@ impl Packer {
         self.labels.insert(id, label);
     }
 
-    fn pack(&mut self, text: &Arc<str>) -> PackedText {
-        let (pattern, number) = match numbered(text) {
-            Some((before, number, after)) => {
-                let after = Some(after.into());
-                let before = before.into();
-                (Pattern { before, after }, number)
-            }
-            None => {
-                let before = Arc::clone(text);
-                let after = None;
-                (Pattern { before, after }, 0)
-            }
+    fn pack(&mut self, text: &str) -> PackedText {
+        let (before, number, after) = match numbered(text) {
+            Some((before, number, after)) => (before, number, Some(after)),
+            None => (text, 0, None),
         };
-        PackedText {
-            pattern: self.patterns.intern(pattern),
-            number,
-        }
+        let pattern = self.patterns.intern(&(before, after), || Pattern {
+            before: before.into(),
+            after: after.map(Into::into),
+        });
+        PackedText { pattern, number }
     }
 }
 

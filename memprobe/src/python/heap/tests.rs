@@ -109,7 +109,7 @@ fn a_torn_link_is_recognized_from_its_two_objects_alone() {
         let leads_on = word(&memory, before + on);
         memory.write(before + on, &[0; 8]);
         assert_eq!(torn.fault(&memory), None);
-        // The list is whole again.
+        // It is in the list again, torn at first, and then whole.
         memory.write(before + on, &leads_on.to_le_bytes());
         assert_eq!(torn.fault(&memory), Some(Broken::Link(node)));
         memory.write(node + back, &whole.to_le_bytes());

@@ -247,7 +247,6 @@ impl BaselineLabeler {
         labels
             .blocks
             .retain(|block| baseline.has(block.device, block.addr, block.size));
-        labels.blocks.shrink_to_fit();
         let tags = self.untagged.end_reading(&mut labels);
         let mut calls = CallPaths::default();
         add_calls(&mut calls);

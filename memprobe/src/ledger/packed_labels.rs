@@ -143,7 +143,6 @@ impl Equivalent<Pattern> for (&str, Option<&str>) {
 }
 
 /// Numbers of values, counted from 0.
-#[derive(Debug)]
 struct Interner<T>(HashMap<T, CompactIndex>);
 
 impl<T> Default for Interner<T> {
@@ -260,6 +259,7 @@ impl PackedLabels {
     }
 }
 
+/// Labels that are being packed.
 #[derive(Default)]
 struct Packer {
     labels: PerBlock<PackedLabel>,

@@ -11,8 +11,8 @@ use super::named::labeled_blocks;
 use crate::event::tensors::{Retainer, TensorKind, TensorSnapshot};
 use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, TaggedAllocation};
 
-/// Fingerprints of the labels of a reading, to compare a later one with it. They take a tenth of the memory of the
-/// labels.
+/// Fingerprints of the labels of a reading, to compare a later one with it. They take 40 bytes a block, labels several
+/// times as much.
 #[derive(Debug)]
 pub struct LabelDigest {
     /// Key of the fingerprints, another one for each reading.

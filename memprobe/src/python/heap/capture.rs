@@ -106,7 +106,7 @@ pub struct HeapScan {
     /// Reason why objects are missing; `None` if the lists are complete.
     pub broken: Option<Broken>,
     /// Place at which a list was inconsistent.
-    torn: Option<TornLink>,
+    torn_link: Option<TornLink>,
     /// True if the result contradicts itself, as can happen while the process runs.
     pub is_torn: bool,
     pub no_frames: Option<Unreadable>,
@@ -162,9 +162,8 @@ impl HeapScan {
             let mut interpreters = interpreters.into_iter();
             interpreters.try_for_each(|interpreter| walk.interpreter(interpreter))
         });
-        let torn = walk.torn;
+        moment.torn_link = walk.torn;
         moment.broken = walked.err();
-        moment.torn = torn;
         if image.extent().full && moment.broken.is_some() {
             moment.broken = Some(Broken::of_full_copy(moment.broken));
         }

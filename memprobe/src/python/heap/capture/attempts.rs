@@ -51,7 +51,7 @@ impl PauseAttempts {
     /// Stops after a scan of the running process.
     pub(super) fn after(scan: &HeapScan) -> Self {
         Self {
-            torn: scan.torn,
+            torn: scan.torn_link,
             ..Self::default()
         }
     }
@@ -95,7 +95,7 @@ impl PauseAttempts {
             let broken = match paused.result {
                 Ok(_) if paused.has_run => Broken::Woken,
                 Ok(mut moment) => {
-                    self.torn = moment.torn;
+                    self.torn = moment.torn_link;
                     let checked = check(image, &mut moment);
                     match moment.broken {
                         None | Some(Broken::TooMany | Broken::TooLarge) => {

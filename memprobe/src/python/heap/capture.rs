@@ -52,8 +52,8 @@ const MAX_WALKS: u32 = 5;
 /// during every scan.
 const LONG_SCAN: Duration = Duration::from_millis(500);
 
-/// Most incomplete copies before everything is scanned while the process is paused.
-const MAX_COPIES: u32 = 2;
+/// Most incomplete copies before everything is scanned while the process is paused, several times longer than for a copy.
+const MAX_COPIES: u32 = 3;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {
@@ -374,6 +374,7 @@ impl<H: HeapReader> Capture<'_, H> {
                 });
             }
             // Contents of an old object were moved, or the collector reordered its lists.
+            log::debug!("the copy lacks {} pieces: {broken:?}", extent.missed);
             stops.number += 1;
             self.progress.begin(ReadStage::Running);
             drop((moment_of_copy, copied, result));
@@ -428,7 +429,7 @@ impl<H: HeapReader> Capture<'_, H> {
         Ok((moment, tables, pause))
     }
 
-    /// Reads everything while the process is paused.
+    /// Reads and evaluates everything while the process is paused: only the evaluation shows which memory it needs.
     fn at_once(
         &self,
         image: Image<ProcessMemory>,
@@ -440,17 +441,20 @@ impl<H: HeapReader> Capture<'_, H> {
         let look = |image: &Image<ProcessMemory>| {
             image.renew();
             let (mut moment, mut found) = self.look(image, ScanScope::Whole(manner));
-            let result = (manner == CaptureMode::AtOnce)
-                .then(|| self.reader.conclude(image, &mut moment, &mut found));
-            read = Some((found, result));
+            // Such a moment is followed by another stop.
+            let is_broken = moment
+                .broken
+                .is_some_and(|broken| !broken.is_limit() && broken != Broken::Allocating);
+            read = (!is_broken).then(|| {
+                let result = self.reader.conclude(image, &mut moment, &mut found);
+                (found, result)
+            });
             moment
         };
-        let ((mut moment, ()), pause) = stops.look(self.python, &image, look, |_, _| ())?;
+        let ((moment, ()), pause) = stops.look(self.python, &image, look, |_, _| ())?;
         image.close();
         // A pause that has ended has read everything.
-        let (mut found, result) = read.ok_or(PauseError::Gone)?;
-        let conclude = || self.reader.conclude(&image, &mut moment, &mut found);
-        let result = result.unwrap_or_else(conclude);
+        let (found, result) = read.ok_or(PauseError::Gone)?;
         Ok(Captured {
             moment,
             more: found,

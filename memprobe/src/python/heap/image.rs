@@ -598,7 +598,9 @@ impl<M: ReadMemory> ReadMemory for Image<M> {
             let within = (at % CHUNK as u64) as usize;
             let len = ((CHUNK - within) as u64).min(end - at);
             let place = cache.places.get(&(at / CHUNK as u64));
-            let changed = place.map_or(ALL, |&place| cache.chunks[place].changed);
+            let chunk = place.map(|&place| &cache.chunks[place]);
+            // A page that was not read may hold anything.
+            let changed = chunk.map_or(ALL, |chunk| chunk.changed | !chunk.known);
             if changed & pages(&(within..within + len as usize)) != 0 {
                 return true;
             }
@@ -762,6 +764,18 @@ mod tests {
         fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
             self.0.borrow().read(address, into)
         }
+    }
+
+    #[test]
+    fn a_page_that_was_never_read_may_have_changed() {
+        let memory = memory();
+        let image = Image::of(&memory, 1 << 20);
+        image.read_u64(AT).unwrap();
+        image.renew();
+        assert!(!image.may_have_changed(AT, 8));
+        // In the same chunk, but outside of what was read.
+        assert!(image.may_have_changed(AT + 0x2000, 8));
+        assert!(image.may_have_changed(AT, 0x2001));
     }
 
     #[test]

@@ -227,6 +227,9 @@ impl Intake {
                 self.progress.show(self.recorder.figures(session.losses));
             }
         };
+        session.wait_for_baselines(|event| self.take(event))?;
+        self.place(session)?;
+        self.baseline.begin_due();
         let losses = self.end_events(session, reason)?;
         self.end_baseline(session, interrupts).await?;
         self.read_names(session, interrupts, reason).await?;

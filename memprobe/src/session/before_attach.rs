@@ -1,5 +1,8 @@
 //! Baseline: the blocks live before the first event, read from the running process and put first.
 
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
 use crate::event::{AtAttach, DeviceIndex, Event, Tgid, TimeNs};
 use crate::process::maps::Maps;
 use crate::process::memory::ProcessMemory;
@@ -32,45 +35,92 @@ pub(super) fn notice(event: &Event) -> Option<String> {
 }
 
 /// Reads what a process held when its probes were in place, and keeps its events back until then.
+///
+/// A reading of millions of blocks takes seconds, so it has a thread of its own: events are taken meanwhile.
 pub(super) struct BaselineReader {
-    memory: ProcessMemory,
-    variable: Option<AllocatorVariable>,
-    version: Option<String>,
+    source: TablesSource,
     reconciler: Reconciler,
+    reading: Option<JoinHandle<TablesReading>>,
     tables: Result<AllocatorTables, TablesError>,
     /// When the tables had been read.
     read: TimeNs,
     /// Attempts so far; 0 until the probes are in place.
     attempts: u32,
     has_events: bool,
-    /// The events that were taken last may be older than the tables.
-    is_ahead: bool,
     has_given_up: bool,
+}
+
+/// The place of the allocator's tables in a process.
+#[derive(Clone, Debug)]
+struct TablesSource {
+    memory: ProcessMemory,
+    variable: Option<AllocatorVariable>,
+    version: Option<String>,
+}
+
+/// Tables of one attempt, with the time when they had been read.
+#[derive(Debug)]
+struct TablesReading {
+    variable: Option<AllocatorVariable>,
+    tables: Result<AllocatorTables, TablesError>,
+    read: TimeNs,
+}
+
+impl TablesSource {
+    fn read(mut self) -> TablesReading {
+        let begun = Instant::now();
+        let tables = self.read_tables();
+        log::debug!("the allocator's blocks: {:?}", begun.elapsed());
+        TablesReading {
+            variable: self.variable,
+            tables,
+            read: super::now(),
+        }
+    }
+
+    /// Reads the allocator's tables; empty if PyTorch's library is not loaded yet.
+    fn read_tables(&mut self) -> Result<AllocatorTables, TablesError> {
+        let variable = match self.variable {
+            Some(variable) => variable,
+            None => match self.find()? {
+                Some(variable) => *self.variable.insert(variable),
+                None => return Ok(AllocatorTables::default()),
+            },
+        };
+        tables::read(&self.memory, variable, self.version.as_deref())
+    }
+
+    fn find(&self) -> Result<Option<AllocatorVariable>, TablesError> {
+        let tgid = self.memory.tgid();
+        let maps = Maps::of(tgid).map_err(|error| NoAllocator::Process(error.to_string()))?;
+        Ok(AllocatorVariable::find(tgid, &maps)?)
+    }
 }
 
 impl BaselineReader {
     pub(super) fn of(tgid: Tgid) -> Self {
         let since = super::now();
         Self {
-            memory: ProcessMemory::new(tgid),
-            variable: None,
-            version: None,
+            source: TablesSource {
+                memory: ProcessMemory::new(tgid),
+                variable: None,
+                version: None,
+            },
             reconciler: Reconciler::new(tgid, since),
+            reading: None,
             tables: Ok(AllocatorTables::default()),
             read: since,
             attempts: 0,
             has_events: false,
-            is_ahead: false,
             has_given_up: false,
         }
     }
 
-    /// Reads for the first time, once the probes are in place. `version` is PyTorch's.
+    /// Begins the first reading, once the probes are in place. `version` is PyTorch's.
     pub(super) fn begin(&mut self, version: Option<String>) {
         if self.attempts == 0 {
-            self.version = version;
-            self.read();
-            self.is_ahead = true;
+            self.source.version = version;
+            self.begin_reading();
         }
     }
 
@@ -94,28 +144,30 @@ impl BaselineReader {
         self.has_given_up
     }
 
-    fn read(&mut self) {
+    fn begin_reading(&mut self) {
         self.attempts += 1;
-        self.tables = self.read_tables();
-        self.read = super::now();
+        let source = self.source.clone();
+        let thread = thread::Builder::new().name("blocks".to_owned());
+        match thread.spawn(|| source.read()) {
+            Ok(reading) => self.reading = Some(reading),
+            Err(error) => {
+                let reason = format!("no thread to read them: {error}");
+                self.tables = Err(NoAllocator::Process(reason).into());
+            }
+        }
     }
 
-    /// Reads the allocator's tables; empty if PyTorch's library is not loaded yet.
-    fn read_tables(&mut self) -> Result<AllocatorTables, TablesError> {
-        let variable = match self.variable {
-            Some(variable) => variable,
-            None => match self.find()? {
-                Some(variable) => *self.variable.insert(variable),
-                None => return Ok(AllocatorTables::default()),
-            },
-        };
-        tables::read(&self.memory, variable, self.version.as_deref())
+    fn take(&mut self, reading: TablesReading) {
+        self.source.variable = reading.variable;
+        (self.tables, self.read) = (reading.tables, reading.read);
     }
 
-    fn find(&self) -> Result<Option<AllocatorVariable>, TablesError> {
-        let tgid = self.memory.tgid();
-        let maps = Maps::of(tgid).map_err(|error| NoAllocator::Process(error.to_string()))?;
-        Ok(AllocatorVariable::find(tgid, &maps)?)
+    /// Waits until the reading in progress ends, if there is one. Events from before its end may still be on their way.
+    pub(super) fn wait_for_reading(&mut self) {
+        if let Some(reading) = self.reading.take() {
+            let reading = reading.join();
+            self.take(reading.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
     }
 
     pub(super) fn push(&mut self, event: Event) {
@@ -127,24 +179,32 @@ impl BaselineReader {
     pub(super) fn settle_with_nothing(&mut self) {
         if !self.reconciler.is_settled() {
             // Where something does not add up after all, the tables say what.
-            let _ = self.reconciler.settle(&AllocatorTables::default());
+            if self.reconciler.settle(&AllocatorTables::default()).is_ok() {
+                self.reading = None;
+            }
         }
     }
 
-    /// Goes on, after events were taken; `all` says that none is left that had happened by then. The
-    /// first time after [`Self::begin`] they may have been taken before it.
+    /// Goes on, after events were taken; `all` says that none is left that had happened by then.
     pub(super) fn settle(&mut self, all: bool) {
-        let reconciler = &mut self.reconciler;
-        if reconciler.is_settled() {
+        if self.reconciler.is_settled() {
             return;
         }
+        if let Some(reading) = &self.reading {
+            if reading.is_finished() || self.reconciler.is_full() {
+                self.wait_for_reading();
+            }
+            // The events that were taken last may be older than the tables.
+            return;
+        }
+        let reconciler = &mut self.reconciler;
         if reconciler.is_full() {
             return self.give_up("too many events during the reading");
         }
         if reconciler.has_lost() {
             return self.give_up("events were lost during the reading");
         }
-        if self.attempts == 0 || std::mem::take(&mut self.is_ahead) {
+        if self.attempts == 0 {
             return;
         }
         // Until then there may be events that the tables know of already.
@@ -159,7 +219,7 @@ impl BaselineReader {
             Err(reason) => reason.to_string(),
         };
         if self.attempts < ATTEMPTS {
-            self.read();
+            self.begin_reading();
         } else {
             self.give_up(&wrong);
         }
@@ -171,7 +231,7 @@ impl BaselineReader {
             // Neither probed nor heard of: there is nothing to say of it.
             return;
         }
-        self.is_ahead = false;
+        self.wait_for_reading();
         self.settle(true);
         if !self.reconciler.is_settled() {
             self.give_up(reason);
@@ -192,5 +252,146 @@ impl BaselineReader {
 
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.reconciler.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Action, Address, Bytes, MemoryEvent, PurposeId, StackId, Tid, Totals};
+    use crate::torch::allocator::reconcile::MAX_EVENTS;
+    use crate::torch::allocator::tables::{DeviceCounters, HeldBlock};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    const TGID: Tgid = Tgid(7);
+    const BLOCK: (Address, Bytes) = (Address(0x7f00_0000_0000), Bytes(512));
+    const TOTALS: Totals = Totals {
+        allocated: BLOCK.1,
+        reserved: Bytes(2 << 20),
+    };
+
+    /// A process with one block, which it may free.
+    fn tables() -> AllocatorTables {
+        AllocatorTables {
+            devices: vec![DeviceCounters {
+                device: DeviceIndex(0),
+                totals: TOTALS,
+                peak: TOTALS,
+                steady: true,
+            }],
+            blocks: vec![HeldBlock {
+                addr: BLOCK.0,
+                size: BLOCK.1,
+                requested: BLOCK.1,
+                device: DeviceIndex(0),
+                stream: 0,
+            }],
+            gone: Vec::new(),
+        }
+    }
+
+    fn free() -> Event {
+        Event::Memory(MemoryEvent {
+            time: super::super::now(),
+            tgid: TGID,
+            tid: Tid(7),
+            action: Action::Free,
+            addr: BLOCK.0,
+            size: BLOCK.1,
+            device: Some(DeviceIndex(0)),
+            totals: Some(Totals {
+                allocated: Bytes(0),
+                ..TOTALS
+            }),
+            stack: StackId::NONE,
+            shape: PurposeId::NONE,
+            call: None,
+        })
+    }
+
+    /// A reader whose first reading ends when something is sent.
+    fn reading() -> (BaselineReader, mpsc::Sender<AllocatorTables>) {
+        let (sender, tables) = mpsc::channel();
+        let mut reader = BaselineReader::of(TGID);
+        reader.attempts = ATTEMPTS;
+        reader.reading = Some(thread::spawn(move || TablesReading {
+            variable: None,
+            tables: Ok(tables.recv().unwrap()),
+            read: super::super::now(),
+        }));
+        (reader, sender)
+    }
+
+    fn wait_until_read(reader: &BaselineReader) {
+        while reader
+            .reading
+            .as_ref()
+            .is_some_and(|reading| !reading.is_finished())
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn actions(reader: &mut BaselineReader) -> Vec<Action> {
+        let events = std::iter::from_fn(|| reader.pop());
+        let actions = events.filter_map(|event| match event {
+            Event::Memory(memory) => Some(memory.action),
+            _ => None,
+        });
+        actions.collect()
+    }
+
+    #[test]
+    fn events_are_taken_while_the_tables_are_read() {
+        let (mut reader, sender) = reading();
+        reader.settle(true);
+        reader.push(free());
+        reader.settle(true);
+        assert!(reader.is_reading());
+        sender.send(AllocatorTables::default()).unwrap();
+        wait_until_read(&reader);
+        reader.settle(true);
+        reader.settle(true);
+        assert_eq!(actions(&mut reader), [Action::Held, Action::Free]);
+    }
+
+    #[test]
+    fn tables_wait_for_the_events_from_before_their_end() {
+        let (mut reader, sender) = reading();
+        // The block is free already, and its event is still on its way.
+        sender.send(AllocatorTables::default()).unwrap();
+        wait_until_read(&reader);
+        reader.settle(true);
+        assert!(reader.is_reading());
+        reader.push(free());
+        reader.settle(true);
+        assert_eq!(actions(&mut reader), [Action::Held, Action::Free]);
+    }
+
+    #[test]
+    fn the_end_waits_for_the_reading_in_progress() {
+        let (mut reader, sender) = reading();
+        let end = thread::spawn(move || {
+            reader.finish("the process has ended");
+            reader
+        });
+        sender.send(tables()).unwrap();
+        let mut reader = end.join().unwrap();
+        assert_eq!(actions(&mut reader), [Action::Held]);
+        assert!(!reader.has_given_up());
+    }
+
+    #[test]
+    fn too_many_events_wait_for_the_reading_in_progress_and_end_it() {
+        let (mut reader, sender) = reading();
+        for _ in 0..MAX_EVENTS {
+            reader.push(free());
+        }
+        sender.send(tables()).unwrap();
+        reader.settle(false);
+        assert!(reader.is_reading());
+        reader.settle(false);
+        assert!(reader.has_given_up());
     }
 }

@@ -230,11 +230,24 @@ impl HostSession {
         }
     }
 
+    /// Waits for the readings of blocks from before attach that are in progress, and drains. At the end of a recording,
+    /// while the probes are in place: later tables have blocks without an event.
+    pub(crate) fn wait_for_baselines(
+        &mut self,
+        sink: impl FnMut(HostEvent) -> Result<()>,
+    ) -> Result<()> {
+        for process in self.processes.values_mut() {
+            process.wait_for_blocks();
+        }
+        self.drain(sink).map(drop)
+    }
+
     /// Drains until nothing is left, at the end: nobody is watched any more.
     pub(crate) fn drain_all(
         &mut self,
         mut sink: impl FnMut(HostEvent) -> Result<()>,
     ) -> Result<()> {
+        self.wait_for_baselines(&mut sink)?;
         let watched: Vec<_> = self.processes.keys().copied().map(Tgid).collect();
         for tgid in &watched {
             self.loader.dismiss(*tgid)?;

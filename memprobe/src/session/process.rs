@@ -548,6 +548,13 @@ impl Process {
         }
     }
 
+    /// Waits for the reading of its blocks that is in progress.
+    pub(super) fn wait_for_blocks(&mut self) {
+        if let Some(before) = &mut self.before {
+            before.wait_for_reading();
+        }
+    }
+
     /// Takes an answer of the driver. Returns true if a reading waits for earlier events.
     pub(super) fn take_driver(&mut self, answer: &TimedSample) -> bool {
         let target = Target {

@@ -105,6 +105,7 @@ impl SegmentReader {
         let tables = self.tables(torch);
         let time = super::now();
         let cost = start.elapsed();
+        log::debug!("the allocator's segments: {cost:?}");
         let (devices, unread) = match tables {
             Ok(SegmentTables::Whole(devices)) => (devices, None),
             Ok(SegmentTables::Changed) => {

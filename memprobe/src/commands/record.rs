@@ -227,9 +227,7 @@ impl Intake {
                 self.progress.show(self.recorder.figures(session.losses));
             }
         };
-        session.wait_for_baselines(|event| self.take(event))?;
-        self.place(session)?;
-        self.baseline.begin_due();
+        self.end_blocks(session, reason)?;
         let losses = self.end_events(session, reason)?;
         self.end_baseline(session, interrupts).await?;
         self.read_names(session, interrupts, reason).await?;
@@ -245,6 +243,17 @@ impl Intake {
         }
         self.finish(reason, losses.unwrap_or(session.losses))?;
         Ok(Outcome::Ended(reason))
+    }
+
+    /// Waits for the readings of blocks from before attach: segments and owners are read after these.
+    fn end_blocks(&mut self, session: &mut HostSession, reason: EndReason) -> Result<()> {
+        if let Some(end) = self.end.filter(|_| reason == EndReason::Duration) {
+            self.names.end_at(end);
+        }
+        session.wait_for_baselines(|event| self.take(event))?;
+        self.place(session)?;
+        self.baseline.begin_due();
+        Ok(())
     }
 
     /// Leaves out later events, and returns the losses until then; `None` if the process has ended by itself.

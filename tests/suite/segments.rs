@@ -307,3 +307,14 @@ fn segments_of_two_devices_agree_with_pytorch() {
         );
     }
 }
+
+#[test]
+#[ignore = "long: cargo xtask test --all"]
+fn segments_of_many_blocks_that_change_while_they_are_read_agree_with_pytorch() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Newest) {
+        compare(&environment, pytorch, "many", &[]);
+    }
+}

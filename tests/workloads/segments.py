@@ -85,7 +85,19 @@ def devices():
     return [fragments(), block(40 * MIB, "cuda:1"), block(900, "cuda:1")]
 
 
-CASES = [fragments, streams, graphs, private, expandable, devices]
+def many():
+    """So many blocks that a reading of them takes a while, in which they change."""
+    kept = []
+    for number in range(80_000):
+        kept.append(block(1000 if number % 100 else 2 * MIB))
+        if number % 3 == 0:
+            kept[number // 2] = None
+        if number % 8000 == 0:
+            time.sleep(0.2)
+    return kept
+
+
+CASES = [fragments, streams, graphs, private, expandable, devices, many]
 
 
 def wait_for(path):

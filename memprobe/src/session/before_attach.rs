@@ -1,12 +1,9 @@
 //! Baseline: the blocks live before the first event, read from the running process and put first.
 
-use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::thread::JoinHandle;
 
+use super::allocator_reading::{AllocatorReading, ProcessAllocator};
 use crate::event::{AtAttach, DeviceIndex, Event, Tgid, TimeNs};
-use crate::process::maps::Maps;
-use crate::process::memory::ProcessMemory;
-use crate::torch::allocator::active::{AllocatorVariable, NoAllocator};
 use crate::torch::allocator::reconcile::Reconciler;
 use crate::torch::allocator::tables::{self, AllocatorTables, TablesError};
 use crate::view::clean;
@@ -38,9 +35,9 @@ pub(super) fn notice(event: &Event) -> Option<String> {
 ///
 /// A reading of millions of blocks takes seconds, so it has a thread of its own: events are taken meanwhile.
 pub(super) struct BaselineReader {
-    source: TablesSource,
+    allocator: ProcessAllocator,
     reconciler: Reconciler,
-    reading: Option<JoinHandle<TablesReading>>,
+    reading: Option<JoinHandle<AllocatorReading<AllocatorTables>>>,
     tables: Result<AllocatorTables, TablesError>,
     /// When the tables had been read.
     read: TimeNs,
@@ -50,62 +47,11 @@ pub(super) struct BaselineReader {
     has_given_up: bool,
 }
 
-/// The place of the allocator's tables in a process.
-#[derive(Clone, Debug)]
-struct TablesSource {
-    memory: ProcessMemory,
-    variable: Option<AllocatorVariable>,
-    version: Option<String>,
-}
-
-/// Tables of one attempt, with the time when they had been read.
-#[derive(Debug)]
-struct TablesReading {
-    variable: Option<AllocatorVariable>,
-    tables: Result<AllocatorTables, TablesError>,
-    read: TimeNs,
-}
-
-impl TablesSource {
-    fn read(mut self) -> TablesReading {
-        let begun = Instant::now();
-        let tables = self.read_tables();
-        log::debug!("the allocator's blocks: {:?}", begun.elapsed());
-        TablesReading {
-            variable: self.variable,
-            tables,
-            read: super::now(),
-        }
-    }
-
-    /// Reads the allocator's tables; empty if PyTorch's library is not loaded yet.
-    fn read_tables(&mut self) -> Result<AllocatorTables, TablesError> {
-        let variable = match self.variable {
-            Some(variable) => variable,
-            None => match self.find()? {
-                Some(variable) => *self.variable.insert(variable),
-                None => return Ok(AllocatorTables::default()),
-            },
-        };
-        tables::read(&self.memory, variable, self.version.as_deref())
-    }
-
-    fn find(&self) -> Result<Option<AllocatorVariable>, TablesError> {
-        let tgid = self.memory.tgid();
-        let maps = Maps::of(tgid).map_err(|error| NoAllocator::Process(error.to_string()))?;
-        Ok(AllocatorVariable::find(tgid, &maps)?)
-    }
-}
-
 impl BaselineReader {
     pub(super) fn of(tgid: Tgid) -> Self {
         let since = super::now();
         Self {
-            source: TablesSource {
-                memory: ProcessMemory::new(tgid),
-                variable: None,
-                version: None,
-            },
+            allocator: ProcessAllocator::of(tgid),
             reconciler: Reconciler::new(tgid, since),
             reading: None,
             tables: Ok(AllocatorTables::default()),
@@ -119,7 +65,7 @@ impl BaselineReader {
     /// Begins the first reading, once the probes are in place. `version` is PyTorch's.
     pub(super) fn begin(&mut self, version: Option<String>) {
         if self.attempts == 0 {
-            self.source.version = version;
+            self.allocator.version = version;
             self.begin_reading();
         }
     }
@@ -146,27 +92,18 @@ impl BaselineReader {
 
     fn begin_reading(&mut self) {
         self.attempts += 1;
-        let source = self.source.clone();
-        let thread = thread::Builder::new().name("blocks".to_owned());
-        match thread.spawn(|| source.read()) {
+        match self.allocator.begin(tables::read) {
             Ok(reading) => self.reading = Some(reading),
-            Err(error) => {
-                let reason = format!("no thread to read them: {error}");
-                self.tables = Err(NoAllocator::Process(reason).into());
-            }
+            Err(error) => self.tables = Err(error),
         }
-    }
-
-    fn take(&mut self, reading: TablesReading) {
-        self.source.variable = reading.variable;
-        (self.tables, self.read) = (reading.tables, reading.read);
     }
 
     /// Waits until the reading in progress ends, if there is one. Events from before its end may still be on their way.
     pub(super) fn wait_for_reading(&mut self) {
         if let Some(reading) = self.reading.take() {
-            let reading = reading.join();
-            self.take(reading.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let reading = self.allocator.join(reading);
+            log::debug!("the allocator's blocks: {:?}", reading.took);
+            (self.tables, self.read) = (reading.result, reading.time);
         }
     }
 
@@ -262,6 +199,7 @@ mod tests {
     use crate::torch::allocator::reconcile::MAX_EVENTS;
     use crate::torch::allocator::tables::{DeviceCounters, HeldBlock};
     use std::sync::mpsc;
+    use std::thread;
     use std::time::Duration;
 
     const TGID: Tgid = Tgid(7);
@@ -315,10 +253,8 @@ mod tests {
         let (sender, tables) = mpsc::channel();
         let mut reader = BaselineReader::of(TGID);
         reader.attempts = ATTEMPTS;
-        reader.reading = Some(thread::spawn(move || TablesReading {
-            variable: None,
-            tables: Ok(tables.recv().unwrap()),
-            read: super::super::now(),
+        reader.reading = Some(thread::spawn(move || {
+            AllocatorReading::of(tables.recv().unwrap())
         }));
         (reader, sender)
     }

@@ -1,6 +1,7 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
 mod allocator_conf;
+mod allocator_reading;
 mod before_attach;
 mod budget;
 pub(crate) mod driver;

@@ -519,7 +519,8 @@ impl Process {
 
     /// Turns its records into events if none of them waits for later ones. Returns true if there are new events.
     pub(super) fn settle_known(&mut self) -> bool {
-        if self.before.is_some() || !self.symbolizer.settle_known() {
+        let waits = self.before.is_some() || self.segments.is_reading();
+        if waits || !self.symbolizer.settle_known() {
             return false;
         }
         self.last_record = Instant::now();
@@ -528,6 +529,9 @@ impl Process {
 
     /// Turns its records into events. `all` is true if every record written by now was read.
     pub(super) fn settle(&mut self, now: Instant, all: bool) {
+        if self.segments.is_reading() {
+            return;
+        }
         if self.symbolizer.is_unsettled() {
             self.last_record = now;
         } else if now.duration_since(self.last_record) >= PATIENCE {
@@ -565,10 +569,11 @@ impl Process {
         self.push_reading(reading.map(TimedReading::Driver))
     }
 
-    /// Reads the allocator's segments if they may have changed. Returns true if a reading waits for earlier events.
+    /// Reads the allocator's segments if they may have changed. Returns true if a reading is in progress, or waits for
+    /// earlier events.
     pub(super) fn read_segments(&mut self, now: Instant) -> bool {
         let reading = self.segments.read_if_due(self.torch.as_deref(), now);
-        self.push_segments(reading)
+        self.push_segments(reading) || self.segments.is_reading()
     }
 
     /// Like [`Self::read_segments`], at the end of a recording. Calls `begun` before.
@@ -598,6 +603,7 @@ impl Process {
         self.is_busy = self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
             || self.symbolizer.has_readings()
+            || self.segments.is_reading()
             || self.before.as_ref().is_some_and(BaselineReader::is_reading);
         self.is_busy
     }

@@ -2,12 +2,12 @@
 //! blocks that await an event. The process is not paused.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::allocator_reading::{AllocatorReading, ProcessAllocator};
 use crate::event::{Action, DeviceIndex, Event, SegmentReading, Tgid, TimeNs};
-use crate::process::maps::Maps;
-use crate::process::memory::ProcessMemory;
-use crate::torch::allocator::active::{AllocatorVariable, NoAllocator};
+use crate::torch::allocator::active::NoAllocator;
 use crate::torch::allocator::segments::{self, SegmentTables};
 use crate::torch::allocator::tables::TablesError;
 
@@ -21,11 +21,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const REPORTED_CHANGES: u32 = 30;
 /// Time for the last reading of a recording, if the tables change meanwhile. Events wait for it.
 const LAST_READING: Duration = Duration::from_millis(200);
+/// Live blocks from which on a reading has a thread of its own: so many take some 25 ms.
+const MANY_BLOCKS: u64 = 1 << 15;
 
 /// Reads the segments of one process, at most once a second and only after its events changed something.
 pub(super) struct SegmentReader {
-    memory: ProcessMemory,
-    variable: Option<AllocatorVariable>,
+    allocator: ProcessAllocator,
+    reading: Option<JoinHandle<AllocatorReading<SegmentTables>>>,
+    /// Live blocks, as far as events tell.
+    live: u64,
     /// True if an event came since the last reading.
     has_changed: bool,
     due: Option<Instant>,
@@ -41,8 +45,9 @@ pub(super) struct SegmentReader {
 impl SegmentReader {
     pub(super) fn of(tgid: Tgid) -> Self {
         Self {
-            memory: ProcessMemory::new(tgid),
-            variable: None,
+            allocator: ProcessAllocator::of(tgid),
+            reading: None,
+            live: 0,
             has_changed: false,
             due: None,
             pause: FIRST_PAUSE,
@@ -66,20 +71,50 @@ impl SegmentReader {
             && memory.device != Some(DeviceIndex::CPU)
         {
             self.has_changed |= memory.action != Action::Held;
+            match memory.action {
+                Action::Held | Action::Alloc => self.live += 1,
+                Action::Free => self.live = self.live.saturating_sub(1),
+                _ => {}
+            }
         }
     }
 
-    /// Reads if it is time to. Returns a reading that differs from the last one.
+    /// True while a thread reads. Later events must wait for the reading, which enters the stream at its moment.
+    pub(super) fn is_reading(&self) -> bool {
+        self.reading.is_some()
+    }
+
+    /// Gives up the reading in progress, if there is one: events cannot wait for it.
+    pub(super) fn give_up_reading(&mut self) {
+        if self.reading.take().is_some() {
+            self.has_changed = true;
+            self.due = Some(Instant::now() + INTERVAL);
+        }
+    }
+
+    /// Reads if it is time to, or takes the result of a thread. Returns a reading that differs from the last one.
     pub(super) fn read_if_due(
         &mut self,
         torch: Option<&str>,
         now: Instant,
     ) -> Option<Arc<SegmentReading>> {
+        if let Some(reading) = self.reading.take_if(|reading| reading.is_finished()) {
+            let reading = self.allocator.join(reading);
+            return self.conclude(reading);
+        }
         let is_due = self.due.is_some_and(|due| due <= now);
-        if !is_due || !self.has_changed || self.is_refused {
+        if self.is_reading() || !is_due || !self.has_changed || self.is_refused {
             return None;
         }
-        self.read(torch)
+        if self.live < MANY_BLOCKS {
+            return self.read(torch);
+        }
+        self.allocator.version = torch.map(str::to_owned);
+        self.reading = self.allocator.begin(segments::read).ok();
+        if self.reading.is_none() {
+            self.due = Some(now + INTERVAL);
+        }
+        None
     }
 
     /// Reads once more, at the end of a recording.
@@ -87,10 +122,12 @@ impl SegmentReader {
         if self.due.is_none() || self.is_refused {
             return None;
         }
+        let begun = self.reading.take();
+        let begun = begun.map(|reading| self.allocator.join(reading));
+        let mut reading = begun.and_then(|reading| self.conclude(reading));
         // Records that are still in the ring buffer may have changed something.
         self.has_changed = true;
         let end = Instant::now() + LAST_READING;
-        let mut reading = None;
         loop {
             // A reading that only says why none was whole does not end the attempts.
             reading = self.read(torch).or(reading);
@@ -101,10 +138,21 @@ impl SegmentReader {
     }
 
     fn read(&mut self, torch: Option<&str>) -> Option<Arc<SegmentReading>> {
-        let start = Instant::now();
-        let tables = self.tables(torch);
-        let time = super::now();
-        let cost = start.elapsed();
+        self.allocator.version = torch.map(str::to_owned);
+        let reading = self.allocator.read(segments::read);
+        self.conclude(reading)
+    }
+
+    fn conclude(
+        &mut self,
+        reading: AllocatorReading<SegmentTables>,
+    ) -> Option<Arc<SegmentReading>> {
+        let AllocatorReading {
+            result: tables,
+            time,
+            took: cost,
+            ..
+        } = reading;
         log::debug!("the allocator's segments: {cost:?}");
         let (devices, unread) = match tables {
             Ok(SegmentTables::Whole(devices)) => (devices, None),
@@ -132,7 +180,7 @@ impl SegmentReader {
         self.due = Some(Instant::now() + INTERVAL.max(cost * SHARE));
         let reading = SegmentReading {
             time,
-            tgid: self.memory.tgid(),
+            tgid: self.allocator.tgid(),
             devices,
             unread,
         };
@@ -151,32 +199,69 @@ impl SegmentReader {
             format!("the allocator's tables changed during each of {REPORTED_CHANGES} readings");
         let reading = Arc::new(SegmentReading {
             time,
-            tgid: self.memory.tgid(),
+            tgid: self.allocator.tgid(),
             devices: Vec::new(),
             unread: Some(reason.into()),
         });
         self.last = Some(Arc::clone(&reading));
         reading
     }
-
-    fn tables(&mut self, torch: Option<&str>) -> Result<SegmentTables, TablesError> {
-        let variable = match self.variable {
-            Some(variable) => variable,
-            None => {
-                let tgid = self.memory.tgid();
-                let maps =
-                    Maps::of(tgid).map_err(|error| NoAllocator::Process(error.to_string()))?;
-                match AllocatorVariable::find(tgid, &maps)? {
-                    Some(variable) => *self.variable.insert(variable),
-                    None => return Ok(SegmentTables::Whole(Vec::new())),
-                }
-            }
-        };
-        segments::read(&self.memory, variable, torch)
-    }
 }
 
 /// False for a process that has no segment yet, which is no news.
 fn unread_or_new(reading: &SegmentReading) -> bool {
     reading.unread.is_some() || !reading.devices.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// A reader of this process, which has no allocator, after so many blocks.
+    fn reader(live: u64) -> SegmentReader {
+        let mut reader = SegmentReader::of(Tgid(std::process::id()));
+        reader.live = live;
+        reader.begin(Instant::now());
+        reader
+    }
+
+    #[test]
+    fn few_blocks_are_read_at_once() {
+        let mut reader = reader(MANY_BLOCKS - 1);
+        assert_eq!(reader.read_if_due(None, Instant::now()), None);
+        assert!(!reader.is_reading());
+        assert!(!reader.has_changed);
+    }
+
+    #[test]
+    fn many_blocks_are_read_on_a_thread() {
+        let mut reader = reader(MANY_BLOCKS);
+        assert_eq!(reader.read_if_due(None, Instant::now()), None);
+        assert!(reader.is_reading());
+        while !reader.reading.as_ref().is_some_and(JoinHandle::is_finished) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(reader.read_if_due(None, Instant::now()), None);
+        assert!(!reader.is_reading());
+        assert!(!reader.has_changed);
+    }
+
+    #[test]
+    fn a_reading_that_is_given_up_is_made_again() {
+        let mut reader = reader(MANY_BLOCKS);
+        reader.read_if_due(None, Instant::now());
+        reader.give_up_reading();
+        assert!(!reader.is_reading());
+        reader.read_if_due(None, Instant::now() + INTERVAL);
+        assert!(reader.is_reading());
+    }
+
+    #[test]
+    fn the_end_of_a_recording_waits_for_the_reading() {
+        let mut reader = reader(MANY_BLOCKS);
+        reader.read_if_due(None, Instant::now());
+        assert_eq!(reader.read_last(None), None);
+        assert!(!reader.is_reading());
+    }
 }

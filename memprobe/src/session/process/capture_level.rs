@@ -33,6 +33,11 @@ impl Process {
         loader: &mut Loader,
         change: CaptureChange,
     ) -> Result<(), AttachError> {
+        if self.segments.is_reading() {
+            // The change comes after the events that waited for it.
+            self.segments.give_up_reading();
+            self.symbolizer.settle();
+        }
         let before = std::mem::replace(&mut self.level, change.level);
         let result = self
             .attaching

@@ -169,6 +169,12 @@ struct BlockObject {
     is_awaiting: bool,
 }
 
+impl Default for SegmentTables {
+    fn default() -> Self {
+        Self::Whole(Vec::new())
+    }
+}
+
 impl BlockObject {
     fn parse(bytes: &[u8], at: u64, layout: BlockLayout, has_unmapped: bool) -> Option<Self> {
         let word = |offset: usize| {

@@ -227,7 +227,7 @@ impl Intake {
                 self.progress.show(self.recorder.figures(session.losses));
             }
         };
-        self.end_blocks(session, reason)?;
+        self.settle_blocks(session, reason)?;
         let losses = self.end_events(session, reason)?;
         self.end_baseline(session, interrupts).await?;
         self.read_names(session, interrupts, reason).await?;
@@ -246,7 +246,7 @@ impl Intake {
     }
 
     /// Waits for the readings of blocks from before attach: segments and owners are read after these.
-    fn end_blocks(&mut self, session: &mut HostSession, reason: EndReason) -> Result<()> {
+    fn settle_blocks(&mut self, session: &mut HostSession, reason: EndReason) -> Result<()> {
         if let Some(end) = self.end.filter(|_| reason == EndReason::Duration) {
             self.names.end_at(end);
         }

@@ -237,7 +237,7 @@ impl HostSession {
         sink: impl FnMut(HostEvent) -> Result<()>,
     ) -> Result<()> {
         for process in self.processes.values_mut() {
-            process.wait_for_blocks();
+            process.wait_for_baseline();
         }
         self.drain(sink).map(drop)
     }

@@ -552,8 +552,8 @@ impl Process {
         }
     }
 
-    /// Waits for the reading of its blocks that is in progress.
-    pub(super) fn wait_for_blocks(&mut self) {
+    /// Waits for the reading of its blocks from before attach that is in progress.
+    pub(super) fn wait_for_baseline(&mut self) {
         if let Some(before) = &mut self.before {
             before.wait_for_reading();
         }

@@ -9,7 +9,7 @@
 //!    stopped within an operation of the allocator, it is paused again.
 //!
 //! If the copy is incomplete, because contents of an old object were moved meanwhile, all steps are repeated.
-//! As a last resort everything is scanned while the process is paused.
+//! As a last resort everything is scanned and evaluated while the process is paused.
 
 mod attempts;
 

@@ -44,6 +44,13 @@ pub enum SegmentTables {
     Changed,
 }
 
+/// The tables of an allocator that is not set up yet.
+impl Default for SegmentTables {
+    fn default() -> Self {
+        Self::Whole(Vec::new())
+    }
+}
+
 /// Reads the segments of the allocator that `variable` points to. `version` is the target's version of PyTorch, if
 /// known. An allocator that is not set up yet has no devices.
 /// Fails with [`TablesError`] if the allocator has no segments or memprobe does not know its tables.
@@ -167,12 +174,6 @@ struct BlockObject {
     next: u64,
     is_mapped: bool,
     is_awaiting: bool,
-}
-
-impl Default for SegmentTables {
-    fn default() -> Self {
-        Self::Whole(Vec::new())
-    }
 }
 
 impl BlockObject {

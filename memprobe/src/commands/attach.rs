@@ -118,7 +118,6 @@ impl LiveView {
                         model.health.probes = probes;
                         model.health.capture = self.wanted.capture();
                         model.health.missing = missing;
-                        model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
                     HostItem::Identified(target) => model.target = *target,
@@ -143,6 +142,15 @@ impl LiveView {
                 }
                 Ok(())
             })?;
+            if seen == Seen::Probes {
+                let state = &mut screen.model.health.state;
+                if session.is_reading_blocks(self.tgid) {
+                    *state = TargetState::Waiting("the allocator's blocks to be read".to_owned());
+                } else {
+                    *state = TargetState::Running;
+                    seen = Seen::Blocks;
+                }
+            }
             let add_calls = |calls: &mut _| session.add_call_paths(self.tgid, calls);
             if let Some(names) = screen.opened.show_tensors(&screen.model, add_calls) {
                 screen.apply(&names);
@@ -161,6 +169,8 @@ enum Seen {
     Nothing,
     /// Its probes were in place.
     Probes,
+    /// Its blocks from before attach were known, or one row.
+    Blocks,
     /// Ended after its probes were in place.
     End,
 }

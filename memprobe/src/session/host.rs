@@ -265,6 +265,12 @@ impl HostSession {
         }
     }
 
+    /// True while the blocks of a probed process from before attach are read. Its events wait for that.
+    pub(crate) fn is_reading_blocks(&self, tgid: Tgid) -> bool {
+        let process = self.processes.get(&tgid.0);
+        process.is_some_and(Process::is_reading_blocks)
+    }
+
     /// True if all events of a process up to the last drain were passed on.
     pub(crate) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);

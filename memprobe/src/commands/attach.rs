@@ -135,6 +135,10 @@ impl LiveView {
                     }
                     HostItem::Executed(target) => {
                         *model = Ledger::new(*target, crate::session::now());
+                        // The blocks to wait for were those of the other program.
+                        if seen == Seen::Probes {
+                            seen = Seen::Blocks;
+                        }
                         screen.opened.begin_anew();
                         screen.opened.saver.end(EndReason::TargetExited);
                     }

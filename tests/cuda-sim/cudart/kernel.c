@@ -1,6 +1,7 @@
 /* Runtime API: kernels. They are registered and launched, and compute nothing. */
 #include "hardware.h"
 #include "runtime.h"
+#include "toolkit.h"
 
 /* dim3, vector_types.h */
 struct dimensions {
@@ -64,21 +65,6 @@ SUCCEEDS(cudaLaunchKernelExC)
 SUCCEEDS(cudaLaunchCooperativeKernel)
 SUCCEEDS(cudaFuncSetAttribute)
 SUCCEEDS(cudaMemcpyToSymbol)
-
-/* cudaFuncAttributes, driver_types.h */
-struct function_attributes {
-    size_t shared;
-    size_t constant;
-    size_t local;
-    int max_threads_per_block;
-    int registers;
-    int ptx_version;
-    int binary_version;
-    int cache_mode;
-    int max_dynamic_shared;
-    int reserved[24];
-};
-_Static_assert(sizeof(struct function_attributes) == 144, "size of cudaFuncAttributes");
 
 EXPORT int cudaFuncGetAttributes(struct function_attributes *out, const void *)
 {

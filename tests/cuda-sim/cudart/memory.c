@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "runtime.h"
+#include "toolkit.h"
 
 EXPORT int cudaMalloc(void **out, size_t size)
 {
@@ -116,25 +117,15 @@ EXPORT int cudaMemsetAsync(void *to, int byte, size_t size, void *)
 /* cudaMemoryType, driver_types.h */
 enum memory_type { TYPE_UNREGISTERED = 0, TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_MANAGED = 3 };
 
-/* cudaPointerAttributes, driver_types.h */
-struct pointer_attributes {
-    int type;
-    int device;
-    void *device_pointer;
-    void *host_pointer;
-    long reserved[8];
-};
-_Static_assert(sizeof(struct pointer_attributes) == 88, "size of cudaPointerAttributes");
-
 EXPORT int cudaPointerGetAttributes(struct pointer_attributes *out, const void *pointer)
 {
     void *same = (void *)(uintptr_t)pointer;
     struct memory_range range;
     if (!sim_find(pointer, &range)) {
-        *out = (struct pointer_attributes){ TYPE_UNREGISTERED, -2, NULL, same, { 0 } };
+        *out = (struct pointer_attributes){ TYPE_UNREGISTERED, -2, NULL, same };
         return CUDA_OK;
     }
-    *out = (struct pointer_attributes){ TYPE_DEVICE, range.device, same, NULL, { 0 } };
+    *out = (struct pointer_attributes){ TYPE_DEVICE, range.device, same, NULL };
     switch (range.kind) {
     case MEMORY_DEVICE:
     case MEMORY_MAPPED: break;

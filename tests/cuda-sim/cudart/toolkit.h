@@ -5,15 +5,22 @@
 
 #include <stddef.h>
 
+/* Sizes of structures: driver_types.h of CUDA 11.7, 12.1, 12.8 and 13.0. A program has room for no more. */
 #if CUDA_MAJOR == 13
 #define RUNTIME_VERSION 13020
 #define DEVICE_PROPERTIES_BYTES 1008
+#define POINTER_ATTRIBUTES_BYTES 88
+#define FUNCTION_ATTRIBUTES_BYTES 144
 #elif CUDA_MAJOR == 12
 #define RUNTIME_VERSION 12080
 #define DEVICE_PROPERTIES_BYTES 1032
+#define POINTER_ATTRIBUTES_BYTES 24
+#define FUNCTION_ATTRIBUTES_BYTES 144
 #elif CUDA_MAJOR == 11
 #define RUNTIME_VERSION 11070
 #define DEVICE_PROPERTIES_BYTES 728
+#define POINTER_ATTRIBUTES_BYTES 24
+#define FUNCTION_ATTRIBUTES_BYTES 56
 #else
 #error "the runtime of this CUDA is not written: add where it differs to this file"
 #endif
@@ -118,3 +125,35 @@ struct device_properties {
 #endif
 };
 _Static_assert(sizeof(struct device_properties) == DEVICE_PROPERTIES_BYTES, "size of cudaDeviceProp");
+
+/* cudaPointerAttributes, driver_types.h */
+struct pointer_attributes {
+    int type;
+    int device;
+    void *device_pointer;
+    void *host_pointer;
+#if CUDA_MAJOR > 12
+    long reserved[8];
+#endif
+};
+_Static_assert(sizeof(struct pointer_attributes) == POINTER_ATTRIBUTES_BYTES,
+               "size of cudaPointerAttributes");
+
+/* cudaFuncAttributes, driver_types.h */
+struct function_attributes {
+    size_t shared;
+    size_t constant;
+    size_t local;
+    int max_threads_per_block;
+    int registers;
+    int ptx_version;
+    int binary_version;
+    int cache_mode;
+    int max_dynamic_shared;
+    int preferred_carveout;
+#if CUDA_MAJOR > 11
+    int cluster_and_reserved[23];
+#endif
+};
+_Static_assert(sizeof(struct function_attributes) == FUNCTION_ATTRIBUTES_BYTES,
+               "size of cudaFuncAttributes");

@@ -263,6 +263,7 @@ impl<'a> Run<'a> {
                 () = session.wait() => {}
             }
             self.drain(session)?;
+            self.names.begin_retries();
             if !session.is_watched(self.root) {
                 break true;
             }

@@ -6,12 +6,16 @@
 //! been analysed, its end is held back too.
 
 mod cutoff;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use self::cutoff::{Cutoff, Filtered};
 use super::snapshot::{CaptureMode, NotTaken, read_line, taken};
@@ -27,6 +31,13 @@ use crate::view::{consistency, counted};
 const STEP: u64 = 2;
 /// Factor between the steps of two snapshots: growing memory is found, and long runs are paused little.
 const AGAIN: u64 = 8;
+/// Time until a failed reading is tried again: a process may be busy, or under a debugger. Each attempt may pause it for
+/// as long as `--max-pause` allows, so they become rare.
+const RETRY: Duration = Duration::from_secs(10);
+/// Factor between two of these times.
+const RETRY_AGAIN: u32 = 4;
+/// Most failed readings in a row that are tried again.
+const MOST_RETRIES: u32 = 3;
 /// The most events of a process that are held back; then its names are given up.
 const MOST: usize = 1 << 20;
 
@@ -38,7 +49,7 @@ const LIVE_LONGER: &str =
 pub enum Naming {
     Off,
     /// When a module is called first, at the second step of an optimizer, the 16th, the 128th and so on, and when the
-    /// recording ends before they do.
+    /// recording ends before they do. A reading that fails is tried again some seconds later.
     NowAndThen,
 }
 
@@ -50,6 +61,10 @@ struct Course {
     /// True if it has called a module since its last snapshot.
     has_called: bool,
     has_names: bool,
+    /// Readings that failed since the last one that succeeded.
+    failures: u32,
+    /// Time at which a failed reading is tried again.
+    retry: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -87,6 +102,8 @@ pub(super) struct Placed {
     pub(super) events: Vec<HostEvent>,
     /// Outcome for people.
     pub(super) said: String,
+    /// Time until a failed reading is tried again.
+    pub(super) retry: Option<Duration>,
 }
 
 pub(super) struct NameReader {
@@ -108,18 +125,30 @@ impl Course {
         next: STEP,
         has_called: false,
         has_names: false,
+        failures: 0,
+        retry: None,
     };
 
-    fn is_due(&self) -> bool {
-        self.has_called || self.steps >= self.next
+    fn is_due(&self, now: Instant) -> bool {
+        self.has_called || self.steps >= self.next || self.retry.is_some_and(|retry| retry <= now)
     }
 
     /// Marks the start of a snapshot.
     fn is_read(&mut self) {
         self.has_called = false;
+        self.retry = None;
         if self.steps >= self.next {
             self.next = self.next.saturating_mul(AGAIN);
         }
+    }
+
+    /// Marks a snapshot that failed, but may succeed later. Returns the time until the next attempt; `None` without one.
+    fn fail(&mut self, now: Instant) -> Option<Duration> {
+        let wait = RETRY * RETRY_AGAIN.pow(self.failures.min(MOST_RETRIES));
+        let wait = (self.failures < MOST_RETRIES).then_some(wait);
+        self.failures = self.failures.saturating_add(1);
+        self.retry = wait.map(|wait| now + wait);
+        wait
     }
 }
 
@@ -220,7 +249,20 @@ impl NameReader {
     }
 
     fn begin_if_due(&mut self, tgid: Tgid) {
-        if self.courses.get(&tgid).is_some_and(Course::is_due) {
+        let now = Instant::now();
+        let course = self.courses.get(&tgid);
+        if course.is_some_and(|course| course.is_due(now)) {
+            self.begin(tgid);
+        }
+    }
+
+    /// Begins the readings that failed and are tried again now. To be called now and then.
+    pub(super) fn begin_retries(&mut self) {
+        let now = Instant::now();
+        let due = |course: &Course| course.retry.is_some_and(|retry| retry <= now);
+        let due = self.courses.iter().filter(|(_, course)| due(course));
+        let due: Vec<_> = due.map(|(tgid, _)| *tgid).collect();
+        for tgid in due {
             self.begin(tgid);
         }
     }
@@ -284,6 +326,7 @@ impl NameReader {
             tgid,
             events: held.events,
             said: format!("its tensors have no names from the end of the recording: {reason}"),
+            retry: None,
         });
         placed.collect()
     }
@@ -306,6 +349,7 @@ impl NameReader {
                 tgid,
                 events: Vec::new(),
                 said,
+                retry: None,
             });
         }
         self.held.get_mut(&tgid)?.read = Some(read);
@@ -346,10 +390,17 @@ impl NameReader {
 
     fn put(&mut self, tgid: Tgid, held: Held) -> Option<Placed> {
         let mut events = held.events;
-        let course = self.course(tgid);
+        let course = self.courses.entry(tgid).or_insert(Course::BEGINNING);
+        let mut retry = None;
         let said = match held.read? {
-            Err(error) => not_read(error, held.is_over, course.has_names),
+            Err(error) => {
+                let may_pass = error.downcast_ref().is_some_and(NotTaken::may_pass);
+                let is_last = held.is_over || self.naming == Naming::Off || !may_pass;
+                retry = (!is_last).then(|| course.fail(Instant::now())).flatten();
+                not_read(error, held.is_over, course.has_names)
+            }
             Ok((names, how)) => {
+                course.failures = 0;
                 let how = in_words(how);
                 let is_named = |block: &&LabeledBlock| block.kind.is_some();
                 match names.blocks.iter().filter(is_named).count() {
@@ -366,7 +417,12 @@ impl NameReader {
                 }
             }
         };
-        Some(Placed { tgid, events, said })
+        Some(Placed {
+            tgid,
+            events,
+            said,
+            retry,
+        })
     }
 }
 
@@ -438,182 +494,5 @@ fn time_of(event: &HostEvent) -> Option<TimeNs> {
         HostItem::Event(Event::Memory(event)) => Some(event.time),
         HostItem::Event(Event::PhaseMark(mark)) => Some(mark.time),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::tensors::TensorKind;
-    use crate::event::{Address, Bytes, DeviceIndex, MarkedPhase, PhaseMark, StackId, Tid};
-
-    const TGID: Tgid = Tgid(7);
-
-    fn event(item: HostItem) -> HostEvent {
-        HostEvent { tgid: TGID, item }
-    }
-
-    fn step(time: u64) -> HostEvent {
-        let mark = PhaseMark {
-            time: TimeNs(time),
-            tgid: TGID,
-            tid: Tid(7),
-            phase: MarkedPhase::Step,
-            class: "Adam".into(),
-            stack: StackId::NONE,
-        };
-        event(HostItem::Event(Event::PhaseMark(mark)))
-    }
-
-    fn parameter() -> LabeledBlock {
-        LabeledBlock {
-            kind: Some(TensorKind::Parameter),
-            ..LabeledBlock::unlabeled(Address(512), Bytes(512), DeviceIndex::CPU)
-        }
-    }
-
-    fn read_at(time: u64, blocks: Vec<LabeledBlock>) -> Reading {
-        let names = BlockLabels {
-            time: TimeNs(time),
-            tgid: TGID,
-            blocks,
-            optimizers: Vec::new(),
-            tags: Vec::new(),
-        };
-        (TGID, Ok((names, Consistency::Running)))
-    }
-
-    /// One that reads the process already.
-    fn reading() -> NameReader {
-        let mut reader = NameReader::new(
-            Naming::NowAndThen,
-            Allocators::CudaAndCpu,
-            CaptureMode::Paused,
-        );
-        reader.held.insert(TGID, Held::default());
-        reader
-    }
-
-    /// Times of marks, 0 for names, and 1 for the end.
-    fn times_of(events: &[HostEvent]) -> Vec<u64> {
-        let time = |event: &HostEvent| match event.item {
-            HostItem::Ended => 1,
-            _ => time_of(event).map_or(0, |time| time.0),
-        };
-        events.iter().map(time).collect()
-    }
-
-    fn placed(reader: &mut NameReader, is_settled: bool) -> Placed {
-        let mut placed = reader.place(|_| is_settled, |_, _| {});
-        assert_eq!(placed.len(), 1);
-        placed.remove(0)
-    }
-
-    #[test]
-    fn names_stand_between_what_was_before_and_what_was_after_their_moment() {
-        let mut reader = reading();
-        for time in [10, 20, 30] {
-            assert!(matches!(reader.pass(step(time)), Passed::Held));
-        }
-        assert!(reader.take(read_at(20, vec![parameter()])).is_none());
-        let placed = placed(&mut reader, false);
-        assert!(placed.said.starts_with("1 block named"), "{}", placed.said);
-        assert_eq!(times_of(&placed.events), [10, 20, 0, 30]);
-        assert!(matches!(reader.pass(step(40)), Passed::On(_)));
-    }
-
-    #[test]
-    fn names_wait_for_what_was_before_their_moment() {
-        let mut reader = reading();
-        reader.pass(step(10));
-        reader.take(read_at(20, vec![parameter()]));
-        assert!(reader.place(|_| false, |_, _| {}).is_empty());
-        reader.pass(step(15));
-        assert_eq!(times_of(&placed(&mut reader, true).events), [10, 15, 0]);
-    }
-
-    #[test]
-    fn what_was_read_of_a_process_that_has_ended_meanwhile_stands_before_its_end() {
-        let mut reader = reading();
-        reader.pass(step(10));
-        assert!(matches!(reader.pass(event(HostItem::Ended)), Passed::Held));
-        reader.take(read_at(20, vec![parameter()]));
-        assert_eq!(times_of(&placed(&mut reader, false).events), [10, 0, 1]);
-        assert!(!reader.is_reading() && reader.courses.is_empty());
-    }
-
-    #[test]
-    fn a_process_that_ended_too_soon_gets_advice() {
-        let mut reader = reading();
-        reader.pass(event(HostItem::Ended));
-        reader.take((TGID, Err(anyhow::anyhow!("it has ended"))));
-        let placed = placed(&mut reader, false);
-        assert_eq!(times_of(&placed.events), [1]);
-        assert!(placed.said.contains("more steps"), "{}", placed.said);
-    }
-
-    #[test]
-    fn a_process_whose_model_is_gone_keeps_the_names_that_it_had() {
-        let mut reader = reading();
-        reader.course(TGID).has_names = true;
-        reader.take(read_at(20, Vec::new()));
-        let placed = placed(&mut reader, true);
-        assert!(placed.events.is_empty());
-        assert!(placed.said.contains("no live block"), "{}", placed.said);
-        let unnamed = LabeledBlock {
-            kind: None,
-            ..parameter()
-        };
-        reader.course(TGID).has_names = false;
-        reader.held.insert(TGID, Held::default());
-        reader.take(read_at(20, vec![unnamed]));
-        let said = self::placed(&mut reader, true).said;
-        assert!(said.contains("no tensor had one of its 1 block"), "{said}");
-    }
-
-    #[test]
-    fn a_process_is_read_at_the_first_call_and_the_second_step_and_ever_more_seldom_after_it() {
-        let mut course = Course {
-            has_called: true,
-            ..Course::BEGINNING
-        };
-        let mut due = Vec::new();
-        for number in 0..=1100 {
-            course.steps = number;
-            if course.is_due() {
-                course.is_read();
-                due.push(number);
-            }
-        }
-        assert_eq!(due, [0, 2, 16, 128, 1024]);
-    }
-
-    #[test]
-    fn the_line_says_how_far_the_reading_is() {
-        let mut reader = reading();
-        let of_one = reader.progress_line(1);
-        let running = "reading names: PID 7: finding what to copy, the process runs";
-        assert_eq!(of_one.as_deref(), Some(running));
-        let of_three = reader.progress_line(3);
-        let running =
-            "reading names: 2 of 3 processes, PID 7: finding what to copy, the process runs";
-        assert_eq!(of_three.as_deref(), Some(running));
-        reader.take(read_at(20, vec![parameter()]));
-        let waiting = reader.progress_line(1);
-        let for_events = "reading names: waiting for the last events";
-        assert_eq!(waiting.as_deref(), Some(for_events));
-        placed(&mut reader, true);
-        assert_eq!(reader.progress_line(1), None);
-    }
-
-    #[test]
-    fn without_being_asked_nothing_is_read() {
-        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, CaptureMode::Paused);
-        for time in 0..9 {
-            reader.pass(event(HostItem::SnapshotPoint(SnapshotPoint::Step)));
-            assert!(matches!(reader.pass(step(time)), Passed::On(_)));
-        }
-        reader.begin_last([TGID].into_iter());
-        assert!(!reader.is_reading());
     }
 }

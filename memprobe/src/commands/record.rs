@@ -213,6 +213,7 @@ impl Intake {
             session.drain(|event| self.take(event))?;
             self.place(session)?;
             self.baseline.begin_due();
+            self.names.begin_retries();
             if !session.is_watched(self.root) {
                 break EndReason::TargetExited;
             }
@@ -407,6 +408,11 @@ impl Intake {
         }
         let tgid = placed.tgid.0;
         self.progress.say(&format!("PID {tgid}: {}", placed.said));
+        if let Some(wait) = placed.retry {
+            let wait = wait.as_secs();
+            self.progress
+                .say(&format!("PID {tgid}: memprobe tries again in {wait} s"));
+        }
         Ok(())
     }
 

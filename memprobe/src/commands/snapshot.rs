@@ -202,14 +202,19 @@ pub(super) fn read_line(progress: &ReadProgress) -> String {
 #[derive(Debug, thiserror::Error)]
 #[error("process {}: {error}", .tgid.0)]
 pub(super) struct NotTaken {
-    tgid: Tgid,
-    error: SnapshotError,
+    pub(super) tgid: Tgid,
+    pub(super) error: SnapshotError,
 }
 
 impl NotTaken {
     /// True if the process is ending or has ended: its Python is gone.
     pub(super) fn is_of_the_end(&self) -> bool {
         self.error.is_of_the_end()
+    }
+
+    /// True if another attempt may succeed.
+    pub(super) fn may_pass(&self) -> bool {
+        self.error.may_pass()
     }
 }
 

@@ -82,6 +82,21 @@ impl SnapshotError {
             _ => false,
         }
     }
+
+    /// True if another attempt may succeed: the process was busy, or something else had stopped it.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Heap(capture::CaptureError::Pause(error)) => {
+                !matches!(error, PauseError::Gone | PauseError::Denied)
+            }
+            Self::Heap(error) => matches!(
+                error,
+                capture::CaptureError::NeverWhole(_) | capture::CaptureError::StandsBroken(_)
+            ),
+            Self::Torn => true,
+            Self::Python(_) | Self::NoTorch | Self::Torch(_) => false,
+        }
+    }
 }
 
 /// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. In the pausing

@@ -122,10 +122,14 @@ EXPORT int cudaPointerGetAttributes(struct pointer_attributes *out, const void *
     void *same = (void *)(uintptr_t)pointer;
     struct memory_range range;
     if (!sim_find(pointer, &range)) {
-        *out = (struct pointer_attributes){ TYPE_UNREGISTERED, -2, NULL, same };
+        *out = (struct pointer_attributes){
+            .type = TYPE_UNREGISTERED, .device = -2, .host_pointer = same
+        };
         return CUDA_OK;
     }
-    *out = (struct pointer_attributes){ TYPE_DEVICE, range.device, same, NULL };
+    *out = (struct pointer_attributes){
+        .type = TYPE_DEVICE, .device = range.device, .device_pointer = same
+    };
     switch (range.kind) {
     case MEMORY_DEVICE:
     case MEMORY_MAPPED: break;

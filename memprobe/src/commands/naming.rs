@@ -130,7 +130,11 @@ impl Course {
     };
 
     fn is_due(&self, now: Instant) -> bool {
-        self.has_called || self.steps >= self.next || self.retry.is_some_and(|retry| retry <= now)
+        self.has_called || self.steps >= self.next || self.is_retry_due(now)
+    }
+
+    fn is_retry_due(&self, now: Instant) -> bool {
+        self.retry.is_some_and(|retry| retry <= now)
     }
 
     /// Marks the start of a snapshot.
@@ -144,8 +148,8 @@ impl Course {
 
     /// Marks a snapshot that failed, but may succeed later. Returns the time until the next attempt; `None` without one.
     fn fail(&mut self, now: Instant) -> Option<Duration> {
-        let wait = RETRY * RETRY_AGAIN.pow(self.failures.min(MOST_RETRIES));
-        let wait = (self.failures < MOST_RETRIES).then_some(wait);
+        let has_retries = self.failures < MOST_RETRIES;
+        let wait = has_retries.then(|| RETRY * RETRY_AGAIN.pow(self.failures));
         self.failures = self.failures.saturating_add(1);
         self.retry = wait.map(|wait| now + wait);
         wait
@@ -258,13 +262,15 @@ impl NameReader {
 
     /// Begins the readings that failed and are tried again now. To be called now and then.
     pub(super) fn begin_retries(&mut self) {
-        let now = Instant::now();
-        let due = |course: &Course| course.retry.is_some_and(|retry| retry <= now);
-        let due = self.courses.iter().filter(|(_, course)| due(course));
-        let due: Vec<_> = due.map(|(tgid, _)| *tgid).collect();
-        for tgid in due {
+        for tgid in self.due_retries(Instant::now()) {
             self.begin(tgid);
         }
+    }
+
+    fn due_retries(&self, now: Instant) -> Vec<Tgid> {
+        let courses = self.courses.iter();
+        let due = courses.filter(|(_, course)| course.is_retry_due(now));
+        due.map(|(tgid, _)| *tgid).collect()
     }
 
     fn begin(&mut self, tgid: Tgid) {

@@ -156,12 +156,13 @@ fn a_reading_that_failed_for_now_is_tried_again_ever_more_seldom_and_not_for_eve
         reader.take(slow());
         let wait = Duration::from_secs(wait);
         assert_eq!(placed(&mut reader, true).retry, Some(wait));
-        reader.begin_retries();
-        assert!(!reader.is_reading());
         let now = Instant::now();
+        assert_eq!(reader.due_retries(now), []);
+        assert_eq!(reader.due_retries(now + wait), [TGID]);
         let course = reader.course(TGID);
         assert!(!course.is_due(now) && course.is_due(now + wait));
         course.is_read();
+        assert_eq!(reader.due_retries(now + wait), []);
         reader.held.insert(TGID, Held::default());
     }
     reader.take(slow());

@@ -68,6 +68,8 @@ pub fn install(python: &Path, version: &str) -> Result<PathBuf> {
                 "install",
                 "inferno",
                 "--locked",
+                // A debug build is made sooner, and the test draws few stacks.
+                "--debug",
                 "--version",
                 INFERNO,
                 "--root",

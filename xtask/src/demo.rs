@@ -84,7 +84,7 @@ fn build(repository: &Repository) -> Result<PathBuf> {
         "--package",
         "memprobe",
     ]))?;
-    Ok(repository.target().join("release/memprobe"))
+    Ok(repository.built_memprobe())
 }
 
 fn record_and_report(

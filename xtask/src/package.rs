@@ -1,7 +1,7 @@
-//! Check that memprobe builds from its own packages alone, as `cargo install memprobe` builds it.
+//! Builds memprobe from its own packages alone, as `cargo install memprobe` builds it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -12,9 +12,9 @@ use crate::repository::Repository;
 /// Packages that users install, each after those that it depends on.
 const PACKAGES: [&str; 2] = ["memprobe-common", "memprobe"];
 
-/// Packages memprobe, unpacks the packages outside of the repository's packages, and checks them with
-/// the repository's lock file. A file outside of its package is an error of the compiler.
-pub fn check(repository: &Repository) -> Result<()> {
+/// Packages memprobe, unpacks the packages outside of the repository's packages, and builds the release with
+/// the repository's lock file. A file outside of its package is an error of the compiler. Returns the program's path.
+pub fn build(repository: &Repository) -> Result<PathBuf> {
     let mut package = cargo(repository.root());
     package.args(["package", "--no-verify", "--allow-dirty", "--quiet"]);
     for name in PACKAGES {
@@ -42,12 +42,13 @@ pub fn check(repository: &Repository) -> Result<()> {
         repository.root().join("Cargo.lock"),
         folder.join("Cargo.lock"),
     )?;
-    // In the repository's folder of outputs, which has the dependencies already.
-    let mut check = cargo(&folder);
-    check.args(["check", "--package", "memprobe", "--target-dir"]);
-    process::run(check.arg(repository.target()))?;
+    // In the repository's folder of outputs, which other builds may have filled with the dependencies.
+    let mut build = cargo(&folder);
+    build.args(["build", "--release", "--package", "memprobe"]);
+    build.arg("--target-dir").arg(repository.target());
+    process::run(&mut build)?;
     fs::remove_dir_all(&folder)?;
-    Ok(())
+    Ok(repository.built_memprobe())
 }
 
 fn cargo(folder: &Path) -> Command {

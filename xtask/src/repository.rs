@@ -53,6 +53,11 @@ impl Repository {
             None => self.root.join("target"),
         }
     }
+
+    /// Returns the path of memprobe after `cargo build --release`.
+    pub fn built_memprobe(&self) -> PathBuf {
+        self.target().join("release/memprobe")
+    }
 }
 
 /// Returns the folder for downloads and tools, shared by checkouts: `$MEMPROBE_CACHE`,

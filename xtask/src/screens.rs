@@ -56,7 +56,7 @@ pub fn run(repository: &Repository) -> Result<()> {
         let output = Command::new(repository.target().join("debug").join(PROGRAM))
             .arg(verb)
             .stderr(Stdio::inherit())
-            .env("MEMPROBE_BIN", repository.target().join("release/memprobe"))
+            .env("MEMPROBE_BIN", repository.built_memprobe())
             .env("MEMPROBE_TEST_PYTHON", &environment.python)
             .output()
             .context("cannot start the program of the screens")?;

@@ -220,7 +220,7 @@ fn parts(
     tables: Vec<(Part, Table)>,
     attaches: bool,
 ) -> Result<Vec<StoredPart>> {
-    let memprobe = repository.target().join("release/memprobe");
+    let memprobe = repository.built_memprobe();
     let memprobe = attaches.then(|| digits(&memprobe)).transpose()?;
     let date = process::today()?;
     let object = CommittedObject::of(repository)?;

@@ -71,7 +71,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     }
     let first = interpreters.first().context("no Python to test on")?;
     matrix::build(repository, PROGRAM)?;
-    let memprobe = repository.target().join("release/memprobe");
+    let memprobe = repository.built_memprobe();
     let rows = process::answer(
         Command::new(repository.target().join("debug").join(PROGRAM))
             .stderr(Stdio::inherit())

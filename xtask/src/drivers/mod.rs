@@ -186,7 +186,7 @@ impl Run {
                     "--package",
                     "memprobe",
                 ]))?;
-                repository.target().join("release/memprobe")
+                repository.built_memprobe()
             }
         };
         // A copy: a build meanwhile would otherwise be tried half-way through.

@@ -8,10 +8,17 @@ use anyhow::{Context, Result};
 use super::catalog::Program;
 use crate::process;
 use crate::repository::Repository;
-use crate::test::programs;
+use crate::test::programs::{self, TestProgram};
 
-/// Builds memprobe and the test programs; returns all files of the tests' disk.
-pub fn files(repository: &Repository, wanted: &[Program]) -> Result<Vec<(PathBuf, String)>> {
+/// A built memprobe and built test programs.
+#[derive(Debug)]
+pub struct Programs {
+    pub memprobe: PathBuf,
+    pub tests: Vec<TestProgram>,
+}
+
+/// Builds memprobe and the wanted test programs.
+pub fn build(repository: &Repository, wanted: &[Program]) -> Result<Programs> {
     let cargo = || {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(repository.root());
@@ -19,20 +26,33 @@ pub fn files(repository: &Repository, wanted: &[Program]) -> Result<Vec<(PathBuf
     };
     process::run(cargo().args(["build", "--release", "--package", "memprobe"]))?;
     let mut tests = cargo();
-    // As the test command builds them, so that both use one build.
-    tests.args(["test", "--workspace"]);
+    // As the test command builds single features, so that both use one build.
+    tests.args(["test", "--workspace", "--no-run"]);
     let mut names: Vec<&str> = wanted.iter().map(|program| program.name).collect();
     names.dedup();
     for name in names {
         tests.args(["--test", name]);
     }
-    let built = programs::build(&mut tests)?;
-    let mut files = vec![(
-        repository.target().join("release/memprobe"),
-        "bin/memprobe".to_owned(),
-    )];
+    Ok(Programs {
+        memprobe: repository.built_memprobe(),
+        tests: programs::build(&mut tests)?.programs,
+    })
+}
+
+/// Returns all files of the tests' disk.
+///
+/// # Errors
+///
+/// If a wanted program was not built.
+pub fn files(
+    repository: &Repository,
+    wanted: &[Program],
+    built: &Programs,
+) -> Result<Vec<(PathBuf, String)>> {
+    let mut files = vec![(built.memprobe.clone(), "bin/memprobe".to_owned())];
     for program in wanted {
         let path = built
+            .tests
             .iter()
             .find(|built| built.name == program.name)
             .with_context(|| format!("cargo built no test program {}", program.name))?;

@@ -23,6 +23,7 @@ use crate::pages::{CommittedObject, digits};
 use crate::process;
 use crate::pytorch::{self, Environment, Interpreter};
 use crate::repository::{Repository, cache_folder};
+pub use build::Programs;
 use catalog::{Extent, KERNELS, Kernel, PROGRAMS, Program};
 use guest::{Accelerator, Guest};
 use image::{Freshness, Image};
@@ -102,7 +103,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     };
     let programs = catalog::programs(extent, &options.only);
 
-    let factory = GuestFactory::prepare(repository, &programs)?;
+    let built = build::build(repository, &programs)?;
+    let factory = GuestFactory::prepare(repository, &programs, built)?;
     let images = fetch(&kernels, &factory.cache, freshness)?;
     let accelerator = Accelerator::find(&images[0].vmlinuz(), &factory.cache)?;
     println!("guests are run by {accelerator}");
@@ -139,14 +141,14 @@ pub fn can_be_quick() -> bool {
     obstacle().is_none()
 }
 
-/// Runs a few tests on the typical kernel, if KVM makes that quick. Returns the reason if it does
+/// Runs a few of the tests on the typical kernel, if KVM makes that quick. Returns the reason if it does
 /// not run them.
-pub fn run_quick(repository: &Repository) -> Result<Option<String>> {
+pub fn run_quick(repository: &Repository, built: Programs) -> Result<Option<String>> {
     if let Some(reason) = obstacle() {
         return Ok(Some(reason));
     }
     let programs = catalog::programs(Extent::Quick, &[]);
-    let factory = GuestFactory::prepare(repository, &programs)?;
+    let factory = GuestFactory::prepare(repository, &programs, built)?;
     let kernel = Kernel::named(catalog::TYPICAL).context("a kernel of the list")?;
     let image = Image::fetch(kernel, &factory.cache, Freshness::Cached)?;
     let accelerator = Accelerator::find(&image.vmlinuz(), &factory.cache)?;
@@ -211,7 +213,7 @@ struct GuestFactory {
 }
 
 impl GuestFactory {
-    fn prepare(repository: &Repository, programs: &[Program]) -> Result<Self> {
+    fn prepare(repository: &Repository, programs: &[Program], built: Programs) -> Result<Self> {
         install_needed()?;
         let cache = cache_folder()?.join("kernels");
         fs::create_dir_all(cache.join("log"))
@@ -224,9 +226,9 @@ impl GuestFactory {
         let busybox = busybox(&cache)?;
         let system = disk::system(&environment, &busybox, repository.root(), &cache)?;
         Ok(Self {
-            files: build::files(repository, programs)?,
+            files: build::files(repository, programs, &built)?,
             repository: repository.root().to_owned(),
-            memprobe: repository.target().join("release/memprobe"),
+            memprobe: built.memprobe,
             committed: CommittedObject::of(repository)?,
             environment,
             busybox,

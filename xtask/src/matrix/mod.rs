@@ -312,7 +312,7 @@ impl Run {
         build(repository, CELL_PROGRAM)?;
         // Run copies, because a concurrent build would replace the programs mid-run.
         let programs = tempfile::tempdir().context("cannot make a folder for the programs")?;
-        let memprobe = copy(&repository.target().join("release/memprobe"), &programs)?;
+        let memprobe = copy(&repository.built_memprobe(), &programs)?;
         let built = repository.target().join("debug").join(CELL_PROGRAM);
         let cell_program = copy(&built, &programs)?;
         let read =

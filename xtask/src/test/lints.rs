@@ -1,9 +1,10 @@
-//! Lints of the sources.
+//! Lints of the sources: by clippy alone, or while they are compiled for the tests.
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use super::programs::Build;
 use crate::process;
 
 /// Newest clippy whose lints the sources were written for, as the minor version of Rust. A user's compiler may be newer,
@@ -12,15 +13,39 @@ const NEWEST_KNOWN: u32 = 96;
 
 /// Runs clippy. Its warnings are errors, but for those of a clippy newer than [`NEWEST_KNOWN`].
 pub fn check(cargo: impl Fn() -> Command) -> Result<()> {
-    let version = process::answer(cargo().args(["clippy", "--version"]))?;
     let mut clippy = cargo();
     clippy.args(["clippy", "--workspace", "--all-targets"]);
-    if is_known(&version) {
+    if warnings_are_errors(&cargo)? {
         clippy.args(["--", "-D", "warnings"]);
-    } else {
-        println!("{version} is newer than the sources: its warnings are no errors");
     }
     process::run(&mut clippy)
+}
+
+/// Lets a build of cargo compile this workspace with clippy's compiler, which warns as clippy does: each source is read
+/// once for both. Other packages are compiled as ever (`RUSTC_WORKSPACE_WRAPPER` in The Cargo Book).
+pub fn compile_with_clippy(build: &mut Command) -> &mut Command {
+    build.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
+}
+
+/// Judges a build of [`compile_with_clippy`].
+///
+/// # Errors
+///
+/// If it warned, unless its clippy is newer than [`NEWEST_KNOWN`].
+pub fn judge(build: &Build, cargo: impl Fn() -> Command) -> Result<()> {
+    if build.has_warnings && warnings_are_errors(&cargo)? {
+        bail!("the compiler warns: see above");
+    }
+    Ok(())
+}
+
+fn warnings_are_errors(cargo: &impl Fn() -> Command) -> Result<bool> {
+    let version = process::answer(cargo().args(["clippy", "--version"]))?;
+    let is_known = is_known(&version);
+    if !is_known {
+        println!("{version} is newer than the sources: its warnings are no errors");
+    }
+    Ok(is_known)
 }
 
 /// Reads the output of `clippy --version`, such as `clippy 0.1.95 (59807616e1 2026-04-14)`. One that cannot be read

@@ -2,6 +2,7 @@
 //! environments of the tests and rebuild the eBPF programs. Then the test programs run, two at a time.
 
 mod background;
+mod builds;
 pub mod environments;
 mod features;
 mod lints;
@@ -24,6 +25,7 @@ use crate::process;
 use crate::pytorch::{self, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
+use builds::Built;
 use features::Feature;
 use object::Rebuilt;
 use outcome::{Skip, Skipped};
@@ -82,12 +84,6 @@ const OBJECT_OVERRIDE: &str = "bpf-object-override";
 
 /// Name of the step that compares the committed object with its sources.
 const OBJECT: &str = "eBPF programs against their sources";
-
-/// Name of the step that checks the packages.
-const PACKAGE: &str = "packages alone";
-
-/// Name of the step that builds the program.
-const MEMPROBE: &str = "memprobe itself";
 
 /// Name of the step that runs the tests.
 const TESTS: &str = "tests";
@@ -187,15 +183,19 @@ fn announce(extent: Extent) -> Result<()> {
 fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     let mut names = Vec::new();
     if only.is_empty() {
-        names.extend(["format", "lints"]);
+        names.push("format");
         if extent == Extent::Everything {
-            names.push(PACKAGE);
+            names.extend([builds::LINTED, builds::PACKAGED]);
+        } else {
+            names.push("lints");
         }
     }
-    if extent != Extent::WithoutPyTorch {
-        names.push(MEMPROBE);
+    if extent != Extent::Everything || !only.is_empty() {
+        if extent != Extent::WithoutPyTorch {
+            names.push(builds::MEMPROBE);
+        }
+        names.push(builds::PROGRAMS);
     }
-    names.push("test programs");
     if only.is_empty() {
         names.push(OBJECT);
     }
@@ -234,10 +234,9 @@ impl Run<'_> {
             object = Some(object::start_check(self.repository, self.extent)?);
             self.check_sources()?;
         }
-        if needs_pytorch {
-            variables.push(("MEMPROBE_BIN".to_owned(), self.build_memprobe()?.into()));
-        }
-        let programs = self.build_tests()?;
+        let built = self.build()?;
+        let memprobe = built.memprobe.clone();
+        variables.extend(memprobe.map(|path| ("MEMPROBE_BIN".to_owned(), path.into())));
         let mut fresh = None;
         if let Some(object) = object {
             let rebuilt = self.steps.take(OBJECT, || {
@@ -260,25 +259,56 @@ impl Run<'_> {
         }
         let times = longest::begin(self.repository)?;
         variables.push((longest::TEST_TIMES.to_owned(), times.clone().into()));
-        self.run_tests(programs.clone(), &variables)?;
+        self.run_tests(&built, &variables)?;
         longest::print(&times);
         if let Some(object) = fresh.filter(|_| needs_pytorch) {
-            self.run_suite_on(&object, programs, variables)?;
+            self.run_suite_on(&object, built.tests, variables)?;
+        }
+        if self.is_whole() {
+            // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
+            // fewer features, and cargo compiles memprobe again.
+            let mut benchmarks = self.cargo();
+            benchmarks.args(["test", "--workspace", "--bench", "*"]);
+            self.steps
+                .take(BENCHMARKS, || process::run(&mut benchmarks))?;
         }
         if self.features.is_empty() {
-            if self.extent == Extent::Everything {
-                // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
-                // fewer features, and cargo compiles memprobe again.
-                let mut benchmarks = cargo(self.repository);
-                benchmarks.args(["test", "--workspace", "--bench", "*"]);
-                self.steps
-                    .take(BENCHMARKS, || process::run(&mut benchmarks))?;
-            }
-            let mut examples = cargo(self.repository);
+            let mut examples = self.cargo();
             examples.args(["test", "--workspace", "--doc"]);
             self.steps.take(EXAMPLES, || process::run(&mut examples))?;
         }
         Ok(())
+    }
+
+    /// True if all checks are run.
+    fn is_whole(&self) -> bool {
+        self.extent == Extent::Everything && self.features.is_empty()
+    }
+
+    /// Returns cargo, with the compiler of this run's builds.
+    fn cargo(&self) -> Command {
+        let mut cargo = cargo(self.repository);
+        if self.is_whole() {
+            lints::compile_with_clippy(&mut cargo);
+        }
+        cargo
+    }
+
+    /// Builds the programs of the run.
+    fn build(&mut self) -> Result<Built> {
+        let (repository, extent) = (self.repository, self.extent);
+        if self.is_whole() {
+            return builds::build_everything(repository, &mut self.steps);
+        }
+        if extent == Extent::WithoutPyTorch {
+            let count = count_tests(repository)?;
+            self.report.outcome.add_skips([Skip {
+                test: SUITE.to_owned(),
+                extent: Skipped::Whole,
+                reason: format!("{count} tests that need PyTorch and root (--no-pytorch)"),
+            }]);
+        }
+        builds::build(repository, extent, &self.features, &mut self.steps)
     }
 
     /// Runs the suite once more, on another object than the committed one.
@@ -321,6 +351,7 @@ impl Run<'_> {
         }
     }
 
+    /// Checks the form of the sources, and their lints unless a build does.
     fn check_sources(&mut self) -> Result<()> {
         self.steps.take("format", || {
             process::run(cargo(self.repository).args(["fmt", "--all", "--check"]))?;
@@ -331,58 +362,25 @@ impl Run<'_> {
                     .arg(manifest),
             )
         })?;
-        self.steps
-            .take("lints", || lints::check(|| cargo(self.repository)))?;
-        if self.extent != Extent::Everything {
+        if self.is_whole() {
             return Ok(());
         }
         self.steps
-            .take(PACKAGE, || crate::package::check(self.repository))
-    }
-
-    /// Builds memprobe as users do; returns its path. Beside the lints and the tests it would not be done sooner: the two
-    /// hardware threads of a small machine share a core.
-    fn build_memprobe(&mut self) -> Result<PathBuf> {
-        let mut build = cargo(self.repository);
-        build.args(["build", "--release", "--package", "memprobe"]);
-        self.steps.take(MEMPROBE, || process::run(&mut build))?;
-        Ok(self.repository.target().join("release/memprobe"))
-    }
-
-    fn build_tests(&mut self) -> Result<Vec<programs::TestProgram>> {
-        let mut tests = cargo(self.repository);
-        tests.args(["test", "--workspace"]);
-        if self.features.is_empty() {
-            tests.args(["--lib", "--bins", "--tests"]);
-        }
-        tests.args(features::selection(&self.features));
-        if self.extent == Extent::WithoutPyTorch {
-            let count = count_tests(self.repository)?;
-            self.report.outcome.add_skips([Skip {
-                test: SUITE.to_owned(),
-                extent: Skipped::Whole,
-                reason: format!("{count} tests that need PyTorch and root (--no-pytorch)"),
-            }]);
-            tests.args(["--exclude", SUITE]);
-        }
-        let built = self
-            .steps
-            .take("test programs", || programs::build(&mut tests))?;
-        Ok(features::among(&self.features, built))
+            .take("lints", || lints::check(|| cargo(self.repository)))
     }
 
     /// Runs the test programs, and the other kernel as one of them. A run takes minutes, so it
     /// reports every failure instead of stopping at the first.
-    fn run_tests(
-        &mut self,
-        programs: Vec<programs::TestProgram>,
-        variables: &Variables,
-    ) -> Result<()> {
+    fn run_tests(&mut self, built: &Built, variables: &Variables) -> Result<()> {
         let repository = self.repository;
-        let mut jobs: Vec<Job> = programs.into_iter().map(Job::Program).collect();
-        if self.extent == Extent::Everything && self.features.is_empty() {
+        let mut jobs: Vec<Job> = built.tests.iter().cloned().map(Job::Program).collect();
+        if let Some(memprobe) = built.memprobe.clone().filter(|_| self.is_whole()) {
+            let programs = kernels::Programs {
+                memprobe,
+                tests: built.tests.clone(),
+            };
             jobs.push(Job::AnotherKernel(Box::new(|| {
-                kernels::run_quick(repository)
+                kernels::run_quick(repository, programs)
             })));
         }
         let mut times = self.steps.times.clone();
@@ -495,5 +493,6 @@ mod tests {
         let one = planned(Extent::Short, &["top".to_owned()]);
         assert!(!one.contains(&"lints") && one.contains(&TESTS), "{one:?}");
         assert!(planned(Extent::Short, &[]).contains(&"lints"));
+        assert!(planned(Extent::Everything, &[]).contains(&builds::LINTED));
     }
 }

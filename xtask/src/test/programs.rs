@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read as _, Seek as _};
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
@@ -36,48 +36,104 @@ pub struct TestProgram {
     package: PathBuf,
 }
 
-/// Builds what `cargo test` would run with these arguments; returns the programs in cargo's order.
-pub fn build(tests: &mut Command) -> Result<Vec<TestProgram>> {
-    tests.args(["--no-run", "--message-format", "json-render-diagnostics"]);
-    eprintln!("  $ {}", process::shown(tests));
-    let output = tests.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        bail!("the tests cannot be built ({})", output.status);
-    }
-    Ok(programs(&String::from_utf8_lossy(&output.stdout)))
+/// Test programs of a build, in cargo's order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Build {
+    pub programs: Vec<TestProgram>,
+    /// True if the compiler warned of something in a package of this workspace.
+    pub has_warnings: bool,
 }
 
-/// Returns the test programs in the messages of `cargo test --no-run --message-format json`.
-fn programs(messages: &str) -> Vec<TestProgram> {
-    #[derive(Deserialize)]
-    struct Message {
+/// Runs a build of cargo, and prints what the compiler finds.
+///
+/// # Errors
+///
+/// If a package cannot be compiled.
+pub fn build(build: &mut Command) -> Result<Build> {
+    let is_terminal = std::io::stderr().is_terminal();
+    let format = if is_terminal {
+        "json-diagnostic-rendered-ansi"
+    } else {
+        "json"
+    };
+    build.args(["--message-format", format]);
+    eprintln!("  $ {}", process::shown(build));
+    let mut child = build.stdout(Stdio::piped()).spawn()?;
+    let messages = child.stdout.take().context("cargo has an output")?;
+    let mut built = Build::default();
+    for message in BufReader::new(messages).lines() {
+        built.add(&message?);
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("the tests cannot be built ({status})");
+    }
+    Ok(built)
+}
+
+/// A message of cargo (`cargo build --message-format json`), in the parts that are read here.
+#[derive(Deserialize)]
+#[serde(tag = "reason", rename_all = "kebab-case")]
+enum Message {
+    CompilerArtifact {
         manifest_path: PathBuf,
         target: Target,
         profile: Profile,
         executable: Option<PathBuf>,
+    },
+    CompilerMessage {
+        message: Diagnostic,
+    },
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+    src_path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+#[derive(Deserialize)]
+struct Diagnostic {
+    level: String,
+    rendered: Option<String>,
+}
+
+/// Kinds of targets that are compiled as tests and have none.
+const WITHOUT_TESTS: [&str; 2] = ["bench", "example"];
+
+impl Build {
+    /// Adds a message of cargo; prints it if it is the compiler's.
+    fn add(&mut self, line: &str) {
+        match serde_json::from_str(line) {
+            Ok(Message::CompilerMessage { message }) => {
+                // Cargo caps the lints of other packages.
+                self.has_warnings |= message.level == "warning";
+                eprint!("{}", message.rendered.unwrap_or_default());
+            }
+            Ok(Message::CompilerArtifact {
+                manifest_path,
+                target,
+                profile,
+                executable: Some(executable),
+            }) if profile.test && !WITHOUT_TESTS.iter().any(|kind| target.kind == [*kind]) => {
+                let package = manifest_path.parent().unwrap_or(Path::new("")).to_owned();
+                self.programs.push(TestProgram {
+                    name: target.name,
+                    source: target.src_path,
+                    executable,
+                    package,
+                });
+            }
+            // Messages that say nothing of programs, and of cargo's own progress.
+            _ => {}
+        }
     }
-    #[derive(Deserialize)]
-    struct Target {
-        name: String,
-        src_path: PathBuf,
-    }
-    #[derive(Deserialize)]
-    struct Profile {
-        test: bool,
-    }
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| message.profile.test)
-        .filter_map(|message| {
-            Some(TestProgram {
-                name: message.target.name,
-                source: message.target.src_path,
-                executable: message.executable?,
-                package: message.manifest_path.parent()?.to_owned(),
-            })
-        })
-        .collect()
 }
 
 /// Treatment of the tests that are marked as long ([`super::skips::LONG`]).
@@ -369,18 +425,40 @@ impl TestProgram {
 mod tests {
     use super::*;
 
-    const MESSAGES: &str = r#"{"reason":"compiler-artifact","manifest_path":"/r/serde/Cargo.toml","target":{"name":"serde","src_path":"/r/serde/lib.rs"},"profile":{"test":false},"executable":null}
-{"reason":"compiler-artifact","manifest_path":"/w/memprobe/Cargo.toml","target":{"name":"memprobe","src_path":"/w/memprobe/src/main.rs"},"profile":{"test":false},"executable":"/t/memprobe"}
-{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"exactness","src_path":"/w/tests/suite/exactness.rs"},"profile":{"test":true},"executable":"/t/exactness-1"}
+    const MESSAGES: &str = r#"{"reason":"compiler-artifact","manifest_path":"/r/serde/Cargo.toml","target":{"name":"serde","kind":["lib"],"src_path":"/r/serde/lib.rs"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","manifest_path":"/w/memprobe/Cargo.toml","target":{"name":"memprobe","kind":["bin"],"src_path":"/w/memprobe/src/main.rs"},"profile":{"test":false},"executable":"/t/memprobe"}
+{"reason":"compiler-artifact","manifest_path":"/w/memprobe/Cargo.toml","target":{"name":"ledger","kind":["bench"],"src_path":"/w/memprobe/benches/ledger.rs"},"profile":{"test":true},"executable":"/t/ledger-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"exactness","kind":["test"],"src_path":"/w/tests/suite/exactness.rs"},"profile":{"test":true},"executable":"/t/exactness-1"}
 {"reason":"build-finished","success":true}"#;
+
+    fn built(messages: &str) -> Build {
+        let mut build = Build::default();
+        messages.lines().for_each(|line| build.add(line));
+        build
+    }
 
     #[test]
     fn only_test_programs_are_found_among_cargos_messages() {
-        let found = programs(MESSAGES);
+        let Build {
+            programs: found,
+            has_warnings,
+        } = built(MESSAGES);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name, "exactness");
         assert_eq!(found[0].executable, PathBuf::from("/t/exactness-1"));
         assert_eq!(found[0].shown(), "tests/suite/exactness.rs");
+        assert!(!has_warnings);
+    }
+
+    #[test]
+    fn a_warning_is_found_and_a_note_is_none() {
+        let message = |level| {
+            format!(
+                r#"{{"reason":"compiler-message","message":{{"level":"{level}","rendered":"{level}: x\n"}}}}"#
+            )
+        };
+        assert!(!built(&message("note")).has_warnings);
+        assert!(built(&format!("{}\n{MESSAGES}", message("warning"))).has_warnings);
     }
 
     #[test]

@@ -1,0 +1,88 @@
+//! Builds of memprobe and of the test programs.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::features::{self, Feature};
+use super::programs::{self, TestProgram};
+use super::steps::Steps;
+use super::{Extent, SUITE, cargo, lints};
+use crate::repository::Repository;
+use crate::{package, process};
+
+/// Name of the step that builds the program.
+pub const MEMPROBE: &str = "memprobe itself";
+
+/// Name of the step that builds the program from its packages.
+pub const PACKAGED: &str = "memprobe from its packages";
+
+/// Name of the step that builds the tests.
+pub const PROGRAMS: &str = "test programs";
+
+/// Name of the step that compiles all targets with their lints.
+pub const LINTED: &str = "test programs and lints";
+
+/// Programs of a run.
+#[derive(Debug)]
+pub struct Built {
+    /// The memprobe to test; `None` if no test runs it.
+    pub memprobe: Option<PathBuf>,
+    pub tests: Vec<TestProgram>,
+}
+
+/// Compiles all targets and their lints, then the program of the packages that users install. Whatever the workspace has
+/// is compiled once without optimization and once with it.
+pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Built> {
+    let tests = steps.take(LINTED, || {
+        let mut build = cargo(repository);
+        build.args(["build", "--workspace", "--all-targets"]);
+        let built = programs::build(lints::compile_with_clippy(&mut build))?;
+        lints::judge(&built, || cargo(repository))?;
+        Ok(built.programs)
+    })?;
+    let memprobe = steps.take(PACKAGED, || package::build(repository))?;
+    Ok(Built {
+        memprobe: Some(memprobe),
+        tests,
+    })
+}
+
+/// Builds the programs of an extent, or those of single features.
+pub fn build(
+    repository: &Repository,
+    extent: Extent,
+    features: &[Feature],
+    steps: &mut Steps,
+) -> Result<Built> {
+    let memprobe = match extent {
+        Extent::WithoutPyTorch => None,
+        Extent::Everything | Extent::Short => {
+            let mut build = cargo(repository);
+            build.args(["build", "--release", "--package", "memprobe"]);
+            steps.take(MEMPROBE, || process::run(&mut build))?;
+            Some(repository.built_memprobe())
+        }
+    };
+    let mut tests = tests_of(repository, features);
+    if extent == Extent::WithoutPyTorch {
+        tests.args(["--exclude", SUITE]);
+    }
+    let built = steps.take(PROGRAMS, || programs::build(&mut tests))?;
+    Ok(Built {
+        memprobe,
+        tests: features::among(features, built.programs),
+    })
+}
+
+/// Returns the command that builds the test programs of features, or all.
+fn tests_of(repository: &Repository, features: &[Feature]) -> Command {
+    let mut tests = cargo(repository);
+    tests.args(["test", "--workspace", "--no-run"]);
+    if features.is_empty() {
+        tests.args(["--lib", "--bins", "--tests"]);
+    }
+    tests.args(features::selection(features));
+    tests
+}

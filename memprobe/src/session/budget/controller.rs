@@ -5,6 +5,9 @@
 //! [`CaptureLevel`], as far as the measured cost of each part says that this is enough. If nothing else is enough, the
 //! probes go off until the credit is whole again. Over any ten seconds the cost is therefore at most 1.3 times the
 //! budget, and what the probes cost between two steps.
+//!
+//! They can cost more: they stay for a reading of blocks, and as long as memprobe gets no processor. Then they stay off
+//! until they can cost as much again within 1.5 times the budget over ten seconds.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,6 +33,12 @@ const LONGEST_CALM: Duration = Duration::from_secs(80);
 
 /// Part of the budget that the cost may be with the detail that comes back.
 const MARGIN: f64 = 0.8;
+
+/// Budgets that [`REPORTED`] may cost with the probes that come back after a pause.
+const MOST: f64 = 1.5;
+
+/// Part of an earlier time with probes that still counts after the next pause.
+const REMEMBERED: f64 = 0.9;
 
 /// Time over which the reported share is estimated, and its steps.
 const REPORTED: Duration = Duration::from_secs(10);
@@ -82,6 +91,10 @@ pub(crate) struct BudgetController {
     calm: Duration,
     /// Time since detail came back for the last time.
     since_return: Duration,
+    /// Least credit since the probes went off.
+    least_credit: f64,
+    /// What the probes cost from one pause to the next, in seconds: the most of the latest times.
+    between_pauses: f64,
     recent: VecDeque<(Duration, Duration)>,
 }
 
@@ -103,6 +116,8 @@ impl BudgetController {
             saved: Vec::new(),
             calm: CALM,
             since_return: Duration::MAX,
+            least_credit: 0.0,
+            between_pauses: 0.0,
             recent: VecDeque::new(),
         }
     }
@@ -117,11 +132,16 @@ impl BudgetController {
 
     /// Share of the process's time that the probes took in the last seconds, pauses included.
     pub(crate) fn overhead(&self) -> TimeShare {
-        let recent = self.recent.iter();
-        let (elapsed, cost) = recent.fold(Default::default(), |sum: (Duration, Duration), one| {
-            (sum.0 + one.0, sum.1 + one.1)
-        });
+        let (elapsed, cost) = self.recently();
         TimeShare::of(cost, elapsed)
+    }
+
+    /// The last seconds, and what they cost.
+    fn recently(&self) -> (Duration, Duration) {
+        let recent = self.recent.iter();
+        recent.fold(Default::default(), |sum: (Duration, Duration), one| {
+            (sum.0 + one.0, sum.1 + one.1)
+        })
     }
 
     /// True if the cost is above the budget and nothing is left to give up.
@@ -159,7 +179,8 @@ impl BudgetController {
         self.since_change += elapsed;
         self.since_return = self.since_return.saturating_add(elapsed);
         if self.level == CaptureLevel::Paused {
-            if self.credit >= whole {
+            self.least_credit = self.least_credit.min(self.credit);
+            if self.credit >= whole && self.can_cost_as_much_again(whole) {
                 self.change(self.deepest());
             }
         } else if self.credit < 0.0 {
@@ -168,6 +189,19 @@ impl BudgetController {
             self.take_back();
         }
         self.level
+    }
+
+    /// True if the last seconds leave room for what the probes cost between two pauses, or hold no such time.
+    fn can_cost_as_much_again(&mut self, whole: f64) -> bool {
+        let spent = whole - self.least_credit;
+        self.between_pauses = self.between_pauses.max(spent);
+        let (_, cost) = self.recently();
+        let most = MOST * self.budget * REPORTED.as_secs_f64();
+        let can = cost.as_secs_f64() + self.between_pauses <= most || self.since_change >= REPORTED;
+        if can {
+            self.between_pauses *= REMEMBERED;
+        }
+        can
     }
 
     fn note(&mut self, elapsed: Duration, cost: Duration) {
@@ -252,6 +286,7 @@ impl BudgetController {
 
     fn change(&mut self, level: CaptureLevel) {
         self.level = level;
+        self.least_credit = self.credit;
         self.observed = Observed::default();
         self.lately = Observed::default();
         self.since_change = Duration::ZERO;

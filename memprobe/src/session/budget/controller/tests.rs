@@ -163,6 +163,30 @@ fn ten_seconds_never_cost_half_more_than_the_budget() {
 }
 
 #[test]
+fn probes_that_have_to_stay_are_off_for_longer() {
+    let mut controller = controller();
+    let mut steps = Vec::new();
+    // As long as blocks are read on a slow machine.
+    let (least, mut stayed) = (6, 0);
+    for _ in 0..6000 {
+        let is_on = controller.level() != CaptureLevel::Paused || (1..least).contains(&stayed);
+        stayed = if is_on { stayed + 1 } else { 0 };
+        let cost = STEP.mul_f64(if is_on { 0.75 } else { 0.0 });
+        let of_probes = ProbeCost {
+            rest: cost,
+            ..ProbeCost::default()
+        };
+        controller.step(STEP, of_probes);
+        steps.push((controller.level(), cost));
+    }
+    let highest = highest_share(&steps);
+    assert!(highest <= 1.5 * BUDGET, "{highest}");
+    let cost: Duration = steps.iter().map(|(_, cost)| *cost).sum();
+    let share = ratio(cost, STEP * steps.len() as u32);
+    assert!(share >= 0.7 * BUDGET, "{share}");
+}
+
+#[test]
 fn a_burst_after_a_long_calm_time_costs_no_more_than_any_other() {
     let mut controller = controller();
     controller.calm = LONGEST_CALM;

@@ -159,7 +159,7 @@ impl ProcessView {
             device.before_attach.is_being_read = self.baseline.is_reading();
         }
         let snapshot = Arc::new(snapshot);
-        self.saver.flush();
+        self.saver.refresh();
         if self.tensors.taking.is_some() {
             self.tensors.show_progress();
         }

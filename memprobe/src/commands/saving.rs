@@ -1,21 +1,24 @@
 //! Files that the live screen saves: a recording of the process from now on, with what is live already; and the tensors
 //! that were read last.
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use tokio::sync::watch;
 
 use super::messages;
 use super::record::recorder::{self, Trace};
+use super::snapshot::write_file;
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{Bytes, Event, Tgid, TimeNs};
 use crate::ledger::{Analysis, Change, Ledger};
 use crate::output::OutputPlan;
 use crate::recording::{EndReason, Header, RecordingFormat};
-use crate::report::{TensorFormat, TensorOptions, write_tensors};
+use crate::report::{TensorFormat, TensorOptions};
 use crate::tui::Saving;
 
 /// Most live blocks that a recording begins with one by one. Writing them holds up the events for a moment.
@@ -29,6 +32,8 @@ pub(super) struct ProcessSaver {
     tgid: Tgid,
     shown: watch::Sender<Saving>,
     open: Option<OpenRecording>,
+    /// Tensors that are being written.
+    writing: Option<SnapshotWriting>,
     /// Recordings that are complete.
     recordings: Vec<String>,
     /// Snapshots of tensors.
@@ -38,6 +43,12 @@ pub(super) struct ProcessSaver {
 struct OpenRecording {
     trace: Trace,
     path: PathBuf,
+}
+
+/// A thread that writes tensors: half a million take seconds, in which events must be taken.
+struct SnapshotWriting {
+    path: PathBuf,
+    thread: JoinHandle<Result<()>>,
 }
 
 /// Files that were saved.
@@ -53,6 +64,7 @@ impl ProcessSaver {
             tgid,
             shown: watch::Sender::default(),
             open: None,
+            writing: None,
             recordings: Vec::new(),
             snapshots: Vec::new(),
         }
@@ -94,8 +106,16 @@ impl ProcessSaver {
         Ok(())
     }
 
+    /// Shows what was written.
+    pub(super) fn refresh(&mut self) {
+        if matches!(&self.writing, Some(writing) if writing.thread.is_finished()) {
+            self.end_writing();
+        }
+        self.flush();
+    }
+
     /// Hands what was written to the operating system, and shows how much it is.
-    pub(super) fn flush(&mut self) {
+    fn flush(&mut self) {
         let Some(open) = &mut self.open else { return };
         let flushed = open.trace.flush();
         let saving = Saving::Recording {
@@ -123,10 +143,27 @@ impl ProcessSaver {
         }
     }
 
-    /// Saves a snapshot of tensors.
+    /// Begins to save a snapshot of tensors.
     pub(super) fn save_tensors(&mut self, snapshot: &Arc<TensorSnapshot>) {
+        if self.writing.is_some() {
+            self.say("not saved: the tensors that were read before are still being written");
+            return;
+        }
         let path = self.path("-tensors", "json");
-        match write_snapshot(snapshot, &path) {
+        let thread = Builder::new().name("save".to_owned());
+        let (snapshot, to) = (Arc::clone(snapshot), path.clone());
+        match thread.spawn(move || write_snapshot(&snapshot, &to)) {
+            Ok(thread) => self.writing = Some(SnapshotWriting { path, thread }),
+            Err(error) => self.fail(&error.into()),
+        }
+    }
+
+    /// Waits until the tensors are written, if any are.
+    fn end_writing(&mut self) {
+        let Some(SnapshotWriting { path, thread }) = self.writing.take() else {
+            return;
+        };
+        match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
             Ok(()) => {
                 let path = path.display().to_string();
                 let note = format!("saved {path}: `memprobe diff {path} LATER.json` compares it");
@@ -166,6 +203,12 @@ impl ProcessSaver {
     /// Ends the recording in progress, and returns the files.
     pub(super) fn finish(&mut self) -> SavedFiles {
         self.end(EndReason::Interrupted);
+        if let Some(SnapshotWriting { path, thread }) = &self.writing
+            && !thread.is_finished()
+        {
+            messages::print(&format!("writes {}", path.display()));
+        }
+        self.end_writing();
         SavedFiles {
             recordings: std::mem::take(&mut self.recordings),
             snapshots: std::mem::take(&mut self.snapshots),
@@ -176,6 +219,7 @@ impl ProcessSaver {
 impl Drop for ProcessSaver {
     fn drop(&mut self) {
         self.end(EndReason::Interrupted);
+        self.end_writing();
     }
 }
 
@@ -210,14 +254,11 @@ impl Analysis for ProcessSaver {
 }
 
 fn write_snapshot(snapshot: &Arc<TensorSnapshot>, path: &Path) -> Result<()> {
-    let plan = OutputPlan::check(path)?;
     let options = TensorOptions {
         format: TensorFormat::Json,
         ..TensorOptions::default()
     };
-    let mut text = Vec::new();
-    write_tensors(snapshot, &options, &mut text).context("writing the tensors")?;
-    plan.write(&text)?;
+    write_file(OutputPlan::check(path)?, snapshot, &options)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 pub use crate::torch::tensors::CaptureMode;
 
 use std::io::{ErrorKind, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::waiting::show_while;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::event::{KvGap, Tgid};
 use crate::ledger::{Analysis, AnalyzedLedger};
-use crate::output::OutputPlan;
+use crate::output::{OutputError, OutputPlan};
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -76,12 +76,7 @@ impl Snapshots {
             }
             return Ok(ExitCode::SUCCESS);
         };
-        let path = plan.write_with(|file| match write_tensors(&snapshot, &self.options, file) {
-            Ok(Some(())) => Ok(()),
-            Ok(None) => Err(ErrorKind::BrokenPipe.into()),
-            Err(ReportError::Output(error)) => Err(error),
-            Err(error) => Err(std::io::Error::other(error)),
-        })?;
+        let path = write_file(plan, &snapshot, &self.options)?;
         let tensors = counted(snapshot.tensors.len() as u64, "tensor");
         let place = path.map_or_else(String::new, |path| format!(" in {}", path.display()));
         progress.say(&format!(
@@ -161,6 +156,20 @@ impl Snapshots {
 }
 
 /// Warning if the process has more tensors than memprobe reads.
+/// Writes a whole file row by row. Returns its path (`None` for standard output).
+pub(super) fn write_file(
+    plan: OutputPlan,
+    snapshot: &Arc<TensorSnapshot>,
+    options: &TensorOptions,
+) -> Result<Option<PathBuf>, OutputError> {
+    plan.write_with(|file| match write_tensors(snapshot, options, file) {
+        Ok(Some(())) => Ok(()),
+        Ok(None) => Err(ErrorKind::BrokenPipe.into()),
+        Err(ReportError::Output(error)) => Err(error),
+        Err(error) => Err(std::io::Error::other(error)),
+    })
+}
+
 fn beyond_limit(limit: u64) -> String {
     let limit = count(limit);
     format!(

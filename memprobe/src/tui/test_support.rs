@@ -96,6 +96,10 @@ impl<C: Content> Shown<C> {
         self
     }
 
+    pub fn content(&self) -> &C {
+        &self.screen.content
+    }
+
     pub fn handle(&mut self, event: InputEvent) -> Option<ScreenRequest> {
         self.screen.handle(event, &mut self.context)
     }

@@ -299,16 +299,18 @@ impl<'a> Queue<'a> {
 }
 
 /// Jobs that take minutes. On a fresh checkout they come first, so that none is left alone at the end.
-const LONG: [&str; 9] = [
+const LONG: [&str; 11] = [
     "another kernel",
+    "memprobe/src/lib.rs",
     "tests/suite/attribution.rs",
-    "tests/suite/confined_targets.rs",
-    "tests/suite/every_python.rs",
-    "tests/suite/late_attach.rs",
-    "tests/suite/live_screen.rs",
-    "tests/suite/mid_attach.rs",
-    "tests/suite/process_trees.rs",
+    "tests/suite/before_attach.rs",
+    "tests/suite/cuda_sim.rs",
+    "tests/suite/exactness.rs",
+    "tests/suite/snapshot_safety.rs",
     "tests/suite/snapshots.rs",
+    "tests/suite/top.rs",
+    "tests/suite/training_shapes.rs",
+    "tests/suite/waterfall.rs",
 ];
 
 /// Returns the expected time of a job without an earlier one.

@@ -25,7 +25,6 @@ use crate::event::{Frame, Tgid};
 
 use crate::view::clean;
 use crate::view::table::Column;
-#[cfg(test)]
 pub use columns::TableSort;
 pub use columns::{bar, cell_text, further};
 pub use draw::draw_text;
@@ -179,6 +178,11 @@ pub trait Content: Sized + 'static {
     }
 
     fn build(&mut self, query: &mut Query<Self::Key>, context: &Self::Context) -> TableOf<Self>;
+
+    /// Returns false if [`Self::build`] would make the rows that it made the last time.
+    fn has_changed(&self, _query: &Query<Self::Key>, _context: &Self::Context) -> bool {
+        true
+    }
 
     /// Returns the reaction to Enter on a row, if it does not open or close it.
     fn enter(&self, _row: &RowOf<Self>) -> Reaction {

@@ -112,7 +112,9 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
     }
 
     fn rebuild(&mut self, context: &C::Context) {
-        self.table = self.content.build(&mut self.state.query, context);
+        if self.content.has_changed(&self.state.query, context) {
+            self.table = self.content.build(&mut self.state.query, context);
+        }
         let height = self.rows_height(context);
         let rows = &self.table.rows;
         let place = |key: &C::Key| rows.iter().position(|row| row.key == *key);

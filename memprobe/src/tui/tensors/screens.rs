@@ -1,5 +1,6 @@
 //! Snapshots and invariants of the screen of tensors.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
@@ -47,6 +48,34 @@ fn the_tensors_of_a_training_step() {
     insta::assert_snapshot!("normal_80x24", screen(SMALL, &[]));
     insta::assert_snapshot!("normal_160x40", screen(LARGE, &[]));
     insta::assert_snapshot!("normal_40x12", screen((40, 12), &[]));
+}
+
+#[test]
+fn rows_are_made_anew_for_another_choice_or_reading_only() {
+    let mut state = state(Tensors::Taken(table()), SMALL, &[]);
+    let rows_of = |state: &Shown<TensorList>| Rc::clone(state.content().shown.as_ref().unwrap());
+    let first = rows_of(&state);
+    for kept in [InputEvent::Move(1), InputEvent::Toggle, InputEvent::Last] {
+        state.handle(kept);
+        assert!(Rc::ptr_eq(&first, &rows_of(&state)), "{kept:?}");
+    }
+    let mut last = first;
+    for changing in [
+        InputEvent::Reverse,
+        InputEvent::Regroup,
+        InputEvent::SortStep(1),
+        InputEvent::Filter,
+        InputEvent::Type('a'),
+    ] {
+        state.handle(changing);
+        let rows = rows_of(&state);
+        // The prompt of the filter is still empty.
+        let is_kept = changing == InputEvent::Filter;
+        assert_eq!(Rc::ptr_eq(&last, &rows), is_kept, "{changing:?}");
+        last = rows;
+    }
+    take(&mut state, Tensors::Taken(table()));
+    assert!(!Rc::ptr_eq(&last, &rows_of(&state)));
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod rows;
 #[cfg(test)]
 mod screens;
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use crate::tensors::{DeviceTable, Group, GroupBy, Order, RowKind, SnapshotRows, 
 use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{
     FileNames, TensorCells, TensorGroup, clean, consistency, counted, tensor_columns,
-    tensor_size_columns,
+    tensor_size_columns, tensors_label,
 };
 
 /// Progress of [`super::Command::TakeTensors`].
@@ -80,7 +81,7 @@ const COLUMNS: [Column<TensorData>; 8] = {
     let [allocated, size] = tensor_size_columns();
     let [kind, shape, dtype, grad, name] = tensor_columns("NAME");
     let [site] = columns![|row: TensorData|
-        label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.texts().site(),
+        label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.drawn().site.as_deref(),
     ];
     [allocated, size, kind, shape, dtype, grad, name, site]
 };
@@ -105,6 +106,20 @@ pub struct TensorData {
     device: Rc<ShownDevice>,
     by: GroupBy,
     group: Group,
+    drawn: OnceCell<GroupTexts>,
+}
+
+/// Texts of a group, made when it is drawn first: each goes through all rows of the group.
+struct GroupTexts {
+    kind: &'static str,
+    shape: String,
+    dtype: String,
+    grad: &'static str,
+    name: String,
+    /// Name of the first row, and whether the others share storages.
+    label: String,
+    /// Line that allocated all rows.
+    site: Option<String>,
 }
 
 impl TensorData {
@@ -114,6 +129,21 @@ impl TensorData {
             group: &self.group.rows,
             names: &self.device.names,
         }
+    }
+
+    fn drawn(&self) -> &GroupTexts {
+        self.drawn.get_or_init(|| {
+            let texts = self.texts();
+            GroupTexts {
+                kind: texts.kind(),
+                shape: texts.shape(),
+                dtype: texts.dtype(),
+                grad: texts.grad(),
+                name: texts.name(self.by),
+                label: tensors_label(texts.rows, texts.group),
+                site: texts.site(),
+            }
+        })
     }
 }
 
@@ -127,23 +157,23 @@ impl TensorCells for TensorData {
     }
 
     fn kind(&self) -> Cell<'_> {
-        self.texts().kind().into()
+        self.drawn().kind.into()
     }
 
     fn shape(&self) -> Cell<'_> {
-        self.texts().shape().into()
+        self.drawn().shape.as_str().into()
     }
 
     fn dtype(&self) -> Cell<'_> {
-        self.texts().dtype().into()
+        self.drawn().dtype.as_str().into()
     }
 
     fn grad(&self) -> Cell<'_> {
-        self.texts().grad().into()
+        self.drawn().grad.into()
     }
 
     fn name(&self) -> Cell<'_> {
-        let name = self.texts().name(self.by);
+        let name = self.drawn().name.as_str();
         match self.texts().first().outside {
             Some(_) => format!("{name} (not the allocator's)").into(),
             None => name.into(),

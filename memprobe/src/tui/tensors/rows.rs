@@ -1,5 +1,6 @@
 //! Rows of the table of tensors, and the details of each.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use ratatui::text::Line;
@@ -11,8 +12,7 @@ use super::{TensorData, TensorKey, TensorList};
 use crate::event::bytes::human;
 use crate::tensors::{Group, Order, Row, RowKind, SnapshotRows, groups_of};
 use crate::view::{
-    clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
-    whole_tensor_name,
+    clean, counted, full_retainer, shape, tensor_kind, tensor_label, whole_frame, whole_tensor_name,
 };
 
 pub fn table(
@@ -64,6 +64,7 @@ pub fn table(
             device: Rc::clone(device),
             by: list.by,
             group,
+            drawn: OnceCell::new(),
         };
         TableRow::leaf(key, data)
     };
@@ -102,7 +103,7 @@ const MOST: usize = 200;
 pub fn summary(data: &TensorData) -> String {
     let (rows, group) = (data.device.rows(), &data.group);
     let row = rows.at(group.rows[0]);
-    let mut facts = vec![tensors_label(rows, &group.rows)];
+    let mut facts = vec![data.drawn().label.clone()];
     if group.rows.len() > 1 {
         facts.push(counted(group.rows.len() as u64, "row"));
     }
@@ -111,7 +112,8 @@ pub fn summary(data: &TensorData) -> String {
         facts.push(counted(others as u64, "other name"));
     }
     facts.extend(row.grad_fn().map(|name| clean(name)));
-    let site = data.texts().site().filter(|site| !site.is_empty());
+    let site = data.drawn().site.as_deref();
+    let site = site.filter(|site| !site.is_empty());
     facts.extend(site.map(|site| format!("at {site}")));
     facts.join("   ")
 }

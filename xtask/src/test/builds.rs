@@ -32,7 +32,7 @@ pub struct Built {
     pub tests: Vec<TestProgram>,
 }
 
-/// Compiles all targets and their lints, then the program of the packages that users install. Whatever the workspace has
+/// Compiles all targets and their lints, then the program of the packages that users install. The workspace
 /// is compiled once without optimization and once with it.
 pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Built> {
     let tests = steps.take(LINTED, || {

@@ -93,7 +93,7 @@ pub(crate) struct BudgetController {
     since_return: Duration,
     /// Least credit since the probes went off.
     least_credit: f64,
-    /// What the probes cost from one pause to the next, in seconds: the most of the latest times.
+    /// Cost of the probes from one pause to the next, in seconds: the most of the latest times.
     between_pauses: f64,
     recent: VecDeque<(Duration, Duration)>,
 }

@@ -70,8 +70,8 @@ fn rows_are_made_anew_for_another_choice_or_reading_only() {
         state.handle(changing);
         let rows = rows_of(&state);
         // The prompt of the filter is still empty.
-        let is_kept = changing == InputEvent::Filter;
-        assert_eq!(Rc::ptr_eq(&last, &rows), is_kept, "{changing:?}");
+        let is_same = changing == InputEvent::Filter;
+        assert_eq!(Rc::ptr_eq(&last, &rows), is_same, "{changing:?}");
         last = rows;
     }
     take(&mut state, Tensors::Taken(table()));

@@ -153,7 +153,10 @@ impl ProcessSaver {
         let thread = Builder::new().name("save".to_owned());
         let (snapshot, to) = (Arc::clone(snapshot), path.clone());
         match thread.spawn(move || write_snapshot(&snapshot, &to)) {
-            Ok(thread) => self.writing = Some(SnapshotWriting { path, thread }),
+            Ok(thread) => {
+                self.writing = Some(SnapshotWriting { path, thread });
+                self.say("w: the tensors are being written");
+            }
             Err(error) => self.fail(&error.into()),
         }
     }
@@ -206,7 +209,7 @@ impl ProcessSaver {
         if let Some(SnapshotWriting { path, thread }) = &self.writing
             && !thread.is_finished()
         {
-            messages::print(&format!("writes {}", path.display()));
+            messages::print(&format!("waiting until {} is written", path.display()));
         }
         self.end_writing();
         SavedFiles {

@@ -103,6 +103,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     };
     let programs = catalog::programs(extent, &options.only);
 
+    install_needed()?;
     let built = build::build(repository, &programs)?;
     let factory = GuestFactory::prepare(repository, &programs, built)?;
     let images = fetch(&kernels, &factory.cache, freshness)?;
@@ -141,13 +142,14 @@ pub fn can_be_quick() -> bool {
     obstacle().is_none()
 }
 
-/// Runs a few of the tests on the typical kernel, if KVM makes that quick. Returns the reason if it does
+/// Runs a few tests on the typical kernel, if KVM makes that quick. Returns the reason if it does
 /// not run them.
 pub fn run_quick(repository: &Repository, built: Programs) -> Result<Option<String>> {
     if let Some(reason) = obstacle() {
         return Ok(Some(reason));
     }
     let programs = catalog::programs(Extent::Quick, &[]);
+    install_needed()?;
     let factory = GuestFactory::prepare(repository, &programs, built)?;
     let kernel = Kernel::named(catalog::TYPICAL).context("a kernel of the list")?;
     let image = Image::fetch(kernel, &factory.cache, Freshness::Cached)?;
@@ -214,7 +216,6 @@ struct GuestFactory {
 
 impl GuestFactory {
     fn prepare(repository: &Repository, programs: &[Program], built: Programs) -> Result<Self> {
-        install_needed()?;
         let cache = cache_folder()?.join("kernels");
         fs::create_dir_all(cache.join("log"))
             .with_context(|| format!("cannot create {}", cache.display()))?;

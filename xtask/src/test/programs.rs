@@ -130,7 +130,7 @@ impl Build {
                     package,
                 });
             }
-            // Messages that say nothing of programs, and of cargo's own progress.
+            // Other messages are of no test program, or of cargo's progress.
             _ => {}
         }
     }

@@ -91,10 +91,8 @@ pub(crate) struct BudgetController {
     calm: Duration,
     /// Time since detail came back for the last time.
     since_return: Duration,
-    /// Least credit since the probes went off.
-    least_credit: f64,
-    /// Cost of the probes from one pause to the next, in seconds: the most of the latest times.
-    between_pauses: f64,
+    /// Credit that the probes spent from one pause to the next: the most of the latest times.
+    spent: f64,
     recent: VecDeque<(Duration, Duration)>,
 }
 
@@ -116,8 +114,7 @@ impl BudgetController {
             saved: Vec::new(),
             calm: CALM,
             since_return: Duration::MAX,
-            least_credit: 0.0,
-            between_pauses: 0.0,
+            spent: 0.0,
             recent: VecDeque::new(),
         }
     }
@@ -172,6 +169,7 @@ impl BudgetController {
         let whole = self.budget * CREDIT.as_secs_f64();
         let most_debt = self.budget * DEBT.as_secs_f64();
         self.credit = (self.credit + earned).clamp(-most_debt, whole);
+        self.spent = self.spent.max(whole - self.credit);
         self.observed.add(elapsed, cost);
         let fading = (-elapsed.as_secs_f64() / LATELY.as_secs_f64()).exp();
         self.lately.fade(fading);
@@ -179,8 +177,8 @@ impl BudgetController {
         self.since_change += elapsed;
         self.since_return = self.since_return.saturating_add(elapsed);
         if self.level == CaptureLevel::Paused {
-            self.least_credit = self.least_credit.min(self.credit);
-            if self.credit >= whole && self.can_cost_as_much_again(whole) {
+            if self.credit >= whole && self.can_spend_as_much_again() {
+                self.spent *= REMEMBERED;
                 self.change(self.deepest());
             }
         } else if self.credit < 0.0 {
@@ -191,17 +189,11 @@ impl BudgetController {
         self.level
     }
 
-    /// True if the last seconds leave room for what the probes cost between two pauses, or hold no such time.
-    fn can_cost_as_much_again(&mut self, whole: f64) -> bool {
-        let spent = whole - self.least_credit;
-        self.between_pauses = self.between_pauses.max(spent);
+    /// True if the last seconds leave room for what the probes spend between two pauses, or are all of this pause.
+    fn can_spend_as_much_again(&self) -> bool {
         let (_, cost) = self.recently();
         let most = MOST * self.budget * REPORTED.as_secs_f64();
-        let can = cost.as_secs_f64() + self.between_pauses <= most || self.since_change >= REPORTED;
-        if can {
-            self.between_pauses *= REMEMBERED;
-        }
-        can
+        cost.as_secs_f64() + self.spent <= most || self.since_change >= REPORTED
     }
 
     fn note(&mut self, elapsed: Duration, cost: Duration) {
@@ -286,7 +278,6 @@ impl BudgetController {
 
     fn change(&mut self, level: CaptureLevel) {
         self.level = level;
-        self.least_credit = self.credit;
         self.observed = Observed::default();
         self.lately = Observed::default();
         self.since_change = Duration::ZERO;

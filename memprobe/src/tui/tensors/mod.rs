@@ -81,7 +81,7 @@ const COLUMNS: [Column<TensorData>; 8] = {
     let [allocated, size] = tensor_size_columns();
     let [kind, shape, dtype, grad, name] = tensor_columns("NAME");
     let [site] = columns![|row: TensorData|
-        label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.drawn().site.as_deref(),
+        label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.site(),
     ];
     [allocated, size, kind, shape, dtype, grad, name, site]
 };
@@ -106,10 +106,14 @@ pub struct TensorData {
     device: Rc<ShownDevice>,
     by: GroupBy,
     group: Group,
-    drawn: OnceCell<GroupTexts>,
+    /// Boxed: half a million groups have none.
+    large: OnceCell<Box<GroupTexts>>,
 }
 
-/// Texts of a group, made when it is drawn first: each goes through all rows of the group.
+/// Rows of a group whose texts are kept. Of smaller groups they take less time than memory.
+const LARGE: usize = 64;
+
+/// Texts of a large group, made when it is drawn first: each goes through all rows of the group.
 struct GroupTexts {
     kind: &'static str,
     shape: String,
@@ -131,10 +135,14 @@ impl TensorData {
         }
     }
 
-    fn drawn(&self) -> &GroupTexts {
-        self.drawn.get_or_init(|| {
-            let texts = self.texts();
-            GroupTexts {
+    /// Texts of a large group; `None` for another.
+    fn large_texts(&self) -> Option<&GroupTexts> {
+        if self.group.rows.len() < LARGE {
+            return None;
+        }
+        let texts = self.texts();
+        Some(self.large.get_or_init(|| {
+            Box::new(GroupTexts {
                 kind: texts.kind(),
                 shape: texts.shape(),
                 dtype: texts.dtype(),
@@ -142,8 +150,31 @@ impl TensorData {
                 name: texts.name(self.by),
                 label: tensors_label(texts.rows, texts.group),
                 site: texts.site(),
-            }
-        })
+            })
+        }))
+    }
+
+    /// Returns a text of a large group, or makes it.
+    fn text<'a, T>(
+        &'a self,
+        known: impl FnOnce(&'a GroupTexts) -> T,
+        make: impl FnOnce(TensorGroup<'a>) -> T,
+    ) -> T {
+        match self.large_texts() {
+            Some(texts) => known(texts),
+            None => make(self.texts()),
+        }
+    }
+
+    fn label(&self) -> String {
+        self.text(
+            |texts| texts.label.clone(),
+            |group| tensors_label(group.rows, group.group),
+        )
+    }
+
+    fn site(&self) -> Option<String> {
+        self.text(|texts| texts.site.clone(), TensorGroup::site)
     }
 }
 
@@ -157,23 +188,25 @@ impl TensorCells for TensorData {
     }
 
     fn kind(&self) -> Cell<'_> {
-        self.drawn().kind.into()
+        self.text(|texts| texts.kind, TensorGroup::kind).into()
     }
 
     fn shape(&self) -> Cell<'_> {
-        self.drawn().shape.as_str().into()
+        self.text(|texts| texts.shape.clone(), TensorGroup::shape)
+            .into()
     }
 
     fn dtype(&self) -> Cell<'_> {
-        self.drawn().dtype.as_str().into()
+        self.text(|texts| texts.dtype.clone(), TensorGroup::dtype)
+            .into()
     }
 
     fn grad(&self) -> Cell<'_> {
-        self.drawn().grad.into()
+        self.text(|texts| texts.grad, TensorGroup::grad).into()
     }
 
     fn name(&self) -> Cell<'_> {
-        let name = self.drawn().name.as_str();
+        let name = self.text(|texts| texts.name.clone(), |group| group.name(self.by));
         match self.texts().first().outside {
             Some(_) => format!("{name} (not the allocator's)").into(),
             None => name.into(),

@@ -64,7 +64,7 @@ pub fn table(
             device: Rc::clone(device),
             by: list.by,
             group,
-            drawn: OnceCell::new(),
+            large: OnceCell::new(),
         };
         TableRow::leaf(key, data)
     };
@@ -103,7 +103,7 @@ const MOST: usize = 200;
 pub fn summary(data: &TensorData) -> String {
     let (rows, group) = (data.device.rows(), &data.group);
     let row = rows.at(group.rows[0]);
-    let mut facts = vec![data.drawn().label.clone()];
+    let mut facts = vec![data.label()];
     if group.rows.len() > 1 {
         facts.push(counted(group.rows.len() as u64, "row"));
     }
@@ -112,8 +112,7 @@ pub fn summary(data: &TensorData) -> String {
         facts.push(counted(others as u64, "other name"));
     }
     facts.extend(row.grad_fn().map(|name| clean(name)));
-    let site = data.drawn().site.as_deref();
-    let site = site.filter(|site| !site.is_empty());
+    let site = data.site().filter(|site| !site.is_empty());
     facts.extend(site.map(|site| format!("at {site}")));
     facts.join("   ")
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use self::attempts::{PauseAttempts, at_work, is_of_the_end, is_stopped, wait_for_a_good_moment};
 use super::Heap;
 use super::class::Classes;
-use super::collector::{self, Broken, ListWalk, TornLink, WalkExtent};
+use super::collector::{self, Broken, ListWalk, LiveLists, TornLink, WalkExtent};
 use super::frames::{self, Variables};
 use super::image::{Image, ImageExtent};
 use super::modules::{self, ModuleObject};
@@ -28,7 +28,7 @@ use super::process_scan::{PreviousScan, ProcessScan};
 use super::progress::{ReadProgress, ReadStage};
 use crate::event::TimeNs;
 use crate::event::tensors::Consistency;
-use crate::process::memory::{ProcessMemory, ReadMemory, Unreadable};
+use crate::process::memory::{ProcessMemory, ReadMemory, ReadResult, Unreadable};
 use crate::process::pause::PauseError;
 use crate::python::{DetectError, PythonProcess};
 
@@ -116,6 +116,8 @@ pub struct HeapScan {
 enum ScanScope<'a> {
     /// Everything. Reads into the image whatever later steps need.
     Whole(CaptureMode),
+    /// Everything of a process that runs, to know which pages a pause has to copy. Also reads into the image.
+    Pages,
     /// New objects since an earlier scan, and its modules and so on if these may have changed. Also reads into the
     /// image.
     New(&'a PreviousScan),
@@ -144,13 +146,16 @@ impl HeapScan {
             at: now(),
             mode: match look {
                 ScanScope::Whole(manner) => manner,
+                ScanScope::Pages => CaptureMode::Running,
                 ScanScope::New(_) | ScanScope::Copy => CaptureMode::Paused,
             },
             ..Self::default()
         };
         let layout = &python.layout;
+        let live = RunningLists(python);
         let reach = match look {
             ScanScope::New(known) => WalkExtent::Added(&known.endings),
+            ScanScope::Pages => WalkExtent::Running(&live),
             ScanScope::Whole(_) | ScanScope::Copy => WalkExtent::All,
         };
         let heap = Heap::of(image, layout);
@@ -169,9 +174,12 @@ impl HeapScan {
         }
         moment.objects.add_context_variables(&heap);
         match look {
-            ScanScope::Whole(_) => moment.objects.keep_contents_with(&heap, progress),
+            ScanScope::Whole(_) | ScanScope::Pages => {
+                moment.objects.keep_contents_with(&heap, progress);
+            }
             ScanScope::New(known) => {
                 moment.objects.keep_contents(&heap);
+                ProcessScan::keep_known_contents(&heap, known);
                 moment.objects.add_known(&heap, known);
                 if image.has_followed_changed() {
                     moment.objects.add_known_holders(&heap, known);
@@ -190,6 +198,22 @@ impl HeapScan {
         }
         moment.classes = heap.into_classes();
         moment
+    }
+}
+
+/// The lists of a process, read past the image.
+struct RunningLists<'a>(&'a PythonProcess);
+
+impl LiveLists for RunningLists<'_> {
+    fn words(&self, node: u64) -> ReadResult<[u64; 4]> {
+        collector::words(&self.0.memory(), node)
+    }
+
+    fn wait_for_collection(&self) {
+        // A process that stands does not end it.
+        if !is_stopped(self.0.tgid) {
+            wait_for_a_good_moment(self.0);
+        }
     }
 }
 
@@ -243,7 +267,7 @@ pub trait HeapReader {
         moment: &mut HeapScan,
         found: &mut Self::Found,
     ) -> Self::Output;
-    /// Reads all memory that [`Self::conclude`] needs.
+    /// Reads all memory that [`Self::conclude`] needs. Leaves the objects and their classes.
     fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &mut Self::Found);
 }
 
@@ -345,7 +369,7 @@ impl<H: HeapReader> Capture<'_, H> {
                 start.elapsed()
             );
             let known = self.reader.known(&image, found);
-            let scan = PreviousScan::of(moment.objects);
+            let scan = PreviousScan::of(moment.objects, &moment.classes);
             image.prepare_to_renew();
             self.progress.begin(ReadStage::Paused);
             let (stood, tables, pause) = self.copy(&mut stops, &image, &scan, &known)?;
@@ -382,7 +406,7 @@ impl<H: HeapReader> Capture<'_, H> {
             (moment, found) = self.look_until_whole(ScanUse::Pages, || {
                 image.renew();
                 image.forget_use();
-                self.look(&image, ScanScope::Whole(CaptureMode::Running))
+                self.look(&image, ScanScope::Pages)
             });
         }
         drop((moment, found));
@@ -468,7 +492,11 @@ impl<H: HeapReader> Capture<'_, H> {
         let mut image = Image::of(self.python.memory(), MAX_BYTES);
         let found = self.look_until_whole(purpose, || {
             image = Image::of(self.python.memory(), MAX_BYTES);
-            self.look(&image, ScanScope::Whole(CaptureMode::Running))
+            let scope = match purpose {
+                ScanUse::Pages => ScanScope::Pages,
+                ScanUse::Result => ScanScope::Whole(CaptureMode::Running),
+            };
+            self.look(&image, scope)
         });
         (image, found)
     }

@@ -69,6 +69,13 @@ pub enum ContainerKind {
     Other,
 }
 
+impl ContainerKind {
+    /// True for a built-in container whose contents lie in memory of their own.
+    pub(super) const fn has_contents_elsewhere(self) -> bool {
+        matches!(self, Self::Entries | Self::List | Self::Set | Self::Deque)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchKind {
     /// A tensor: derived from `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to

@@ -1,7 +1,14 @@
 //! Walks the lists of Python's garbage collector, which have every object that can refer to others.
 
-use hashbrown::HashSet;
+mod endings;
+#[cfg(test)]
+mod tests;
+mod walk;
 
+pub use self::endings::Endings;
+#[cfg(test)]
+pub use self::walk::listed;
+pub use self::walk::{ListWalk, LiveLists, WalkExtent, words};
 use super::word_at;
 use crate::process::memory::{Cause, ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{CollectorLayout, PythonLayout};
@@ -10,9 +17,6 @@ use crate::python::layout::{CollectorLayout, PythonLayout};
 const MAX_OBJECTS: usize = 1 << 24;
 // As the message says.
 const _: () = assert!(MAX_OBJECTS == 16_777_216);
-
-/// Number of last objects of each list by which the next walk recognizes the known part.
-const ENDING: usize = 4096;
 
 const MAX_INTERPRETERS: usize = 64;
 
@@ -43,14 +47,11 @@ impl Generation {
             Self::Old | Self::Frozen => 0,
         }
     }
-}
 
-#[derive(Clone, Copy, Debug)]
-pub enum WalkExtent<'a> {
-    All,
-    /// Each list from its end back to the first of these objects ([`endings`]), and young lists further. That finds
-    /// the objects added since, unless the collector reordered the list.
-    Added(&'a HashSet<u64>),
+    /// True for the lists whose objects leave them when they die, or with a collection of everything.
+    const fn is_settled(self) -> bool {
+        matches!(self, Self::Old | Self::Frozen)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -195,158 +196,4 @@ pub fn generations_offset(
     };
     let packed = layout.generations.saturating_sub(4);
     [layout.generations, packed].into_iter().find(is_proved)
-}
-
-/// A walk through the lists of all interpreters of a process.
-pub struct ListWalk<'a, M, F> {
-    memory: &'a M,
-    layout: &'a CollectorLayout,
-    extent: WalkExtent<'a>,
-    /// Called with each object.
-    each: F,
-    /// Objects so far.
-    count: usize,
-    /// First place at which a list was inconsistent.
-    pub torn: Option<TornLink>,
-}
-
-impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
-    pub fn new(
-        memory: &'a M,
-        layout: &'a CollectorLayout,
-        extent: WalkExtent<'a>,
-        each: F,
-    ) -> Self {
-        Self {
-            memory,
-            layout,
-            extent,
-            each,
-            count: 0,
-            torn: None,
-        }
-    }
-
-    /// Walks through the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
-    /// found before an error are valid, because consistent links led to each of them.
-    pub fn interpreter(&mut self, interpreter: u64) -> Result<(), Broken> {
-        if is_collecting(self.memory, self.layout, interpreter)? {
-            return Err(Broken::Collecting);
-        }
-        let collector = interpreter.wrapping_add(self.layout.start.into());
-        let first = collector.wrapping_add(self.layout.generations.into());
-        let generations = (0..CollectorLayout::GENERATIONS)
-            .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
-            .zip([Generation::New, Generation::Young, Generation::Old]);
-        let permanent = collector.wrapping_add(self.layout.permanent.into());
-        // If one list is broken, the others may still be intact.
-        let walked: Vec<_> = generations
-            .chain([(permanent, Generation::Frozen)])
-            .map(|(head, generation)| self.list(head, generation))
-            .collect();
-        walked.into_iter().collect()
-    }
-
-    fn list(&mut self, head: u64, generation: Generation) -> Result<(), Broken> {
-        let extent = self.extent;
-        // The node after this one in the direction of the walk, and the node before it.
-        let links = |[next, previous, _, _]: [u64; 4]| {
-            let (next, previous) = (
-                next & !CollectorLayout::MARKS,
-                previous & !CollectorLayout::MARKS,
-            );
-            match extent {
-                WalkExtent::All => (next, previous),
-                WalkExtent::Added(_) => (previous, next),
-            }
-        };
-        let restless = self.count + generation.restless();
-        let (mut node, _) = links(words(self.memory, head)?);
-        let mut before = head;
-        while node != head {
-            let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
-            let is_known = matches!(extent, WalkExtent::Added(known) if known.contains(&address));
-            if is_known && self.count >= restless {
-                break;
-            }
-            let torn = TornLink { before, node };
-            let words = words(self.memory, node).inspect_err(|_| self.tear(torn))?;
-            let (beyond, towards) = links(words);
-            if towards != before {
-                self.tear(torn);
-                return Err(Broken::Link(node));
-            }
-            if self.count == MAX_OBJECTS {
-                return Err(Broken::TooMany);
-            }
-            self.count += 1;
-            let [_, _, _, class] = words;
-            (self.each)(Listed {
-                address,
-                class,
-                generation,
-            });
-            (before, node) = (node, beyond);
-        }
-        Ok(())
-    }
-
-    fn tear(&mut self, torn: TornLink) {
-        self.torn.get_or_insert(torn);
-    }
-}
-
-/// Returns the objects of one interpreter, and the error at which the walk ended.
-#[cfg(test)]
-pub fn listed(
-    memory: &impl ReadMemory,
-    layout: &CollectorLayout,
-    interpreter: u64,
-    extent: WalkExtent<'_>,
-) -> (Vec<Listed>, Result<(), Broken>) {
-    let mut listed = Vec::new();
-    let mut walk = ListWalk::new(memory, layout, extent, |object| listed.push(object));
-    let walked = walk.interpreter(interpreter);
-    (listed, walked)
-}
-
-/// Returns the last objects of each list, for objects in the order of [`ListWalk`].
-pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> HashSet<u64> {
-    let mut endings = HashSet::new();
-    let (mut list, mut taken) = (None, 0);
-    for (address, age) in objects.rev() {
-        if list != Some(age) {
-            (list, taken) = (Some(age), 0);
-        }
-        if taken < ENDING {
-            taken += 1;
-            endings.insert(address);
-        }
-    }
-    endings
-}
-
-fn words(memory: &impl ReadMemory, node: u64) -> ReadResult<[u64; 4]> {
-    let bytes: [u8; 32] = memory.read_array(node)?;
-    Ok([0, 8, 16, 24].map(|at| word_at(&bytes, at)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_full_copy_lacks_is_due_to_its_limit_and_damage_stays_damage() {
-        let beyond = Broken::Unreadable(Cause::NotKept.at(0x7000));
-        for broken in [None, Some(Broken::Allocating), Some(beyond)] {
-            assert_eq!(Broken::of_full_copy(broken), Broken::TooLarge);
-        }
-        for broken in [
-            Broken::TooMany,
-            Broken::Link(0x7000),
-            Broken::Unreadable(Cause::NotMapped.at(0x7000)),
-        ] {
-            assert_eq!(Broken::of_full_copy(Some(broken)), broken);
-        }
-    }
 }

@@ -1,12 +1,13 @@
 //! All Python objects of a process with their classes, and lists of those that matter to PyTorch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
 
 use super::Heap;
-use super::class::{Class, ContainerKind, MAX_CLASSES, TorchKind};
-use super::collector::{self, Generation, Listed};
+use super::class::{Class, Classes, ContainerKind, MAX_CLASSES, TorchKind};
+use super::collector::{Endings, Generation, Listed};
 use super::image::Image;
 use super::progress::ReadProgress;
 use crate::process::memory::ReadMemory;
@@ -58,18 +59,27 @@ impl Object {
 
 #[derive(Clone, Debug, Default)]
 pub struct PreviousScan {
-    pub endings: HashSet<u64>,
+    pub endings: Endings,
+    /// Dicts, lists, sets and deques, sorted: their contents lie elsewhere, and move as they grow.
+    containers: Vec<u64>,
     /// The lists of modules, optimizers and so on, without objects and tensors.
     chosen: ProcessScan,
 }
 
 impl PreviousScan {
-    pub fn of(scan: ProcessScan) -> Self {
+    /// `classes` are those of the scan.
+    pub fn of(scan: ProcessScan, classes: &Classes) -> Self {
         let objects = scan.objects.iter();
+        let moves = |object: &&Object| {
+            let class = classes.get(object.class());
+            class.is_some_and(|class| class.holds.has_contents_elsewhere())
+        };
+        let containers = objects.clone().filter(moves);
+        let mut containers: Vec<u64> = containers.map(|object| object.address()).collect();
+        containers.sort_unstable();
         Self {
-            endings: collector::endings(
-                objects.map(|object| (object.address(), object.generation())),
-            ),
+            endings: Endings::of(objects.map(|object| (object.address(), object.generation()))),
+            containers,
             chosen: ProcessScan {
                 objects: Vec::new(),
                 tensors: Vec::new(),
@@ -77,7 +87,20 @@ impl PreviousScan {
             },
         }
     }
+
+    /// Containers that lie in these ranges, which are in the order of addresses.
+    fn containers_in<'a>(&'a self, ranges: &'a [Range<u64>]) -> impl Iterator<Item = u64> + 'a {
+        ranges.iter().flat_map(|range| {
+            let [first, behind] = [range.start, range.end]
+                .map(|bound| self.containers.partition_point(|&address| address < bound));
+            self.containers[first..behind].iter().copied()
+        })
+    }
 }
+
+/// Most containers whose contents are read again in a pause: some 30 ms. A collection of everything changes the pages of
+/// all objects.
+const MAX_AGAIN: usize = 1 << 16;
 
 /// Objects of a process, in the order of the collector's lists.
 #[derive(Clone, Debug, Default)]
@@ -190,6 +213,17 @@ impl ProcessScan {
         for &address in lists.into_iter().flatten() {
             if !own.contains(&address) {
                 self.choose(heap.class_of(address), address);
+            }
+        }
+    }
+
+    /// Reads the contents of an earlier scan's containers again, where they lie on pages that have changed.
+    pub fn keep_known_contents(heap: &Heap<'_, Image<impl ReadMemory>>, known: &PreviousScan) {
+        let changed = heap.memory.changed();
+        for container in known.containers_in(&changed).take(MAX_AGAIN) {
+            if let Some(class) = heap.class_of(container) {
+                // As in [`Self::keep_contents`]. What lies there now may be something else.
+                let _ = heap.keep_contents(&class, container);
             }
         }
     }

@@ -90,7 +90,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let heap = Heap::of(&image, layout);
     let mut scan = ProcessScan::of(&heap, &listed);
     scan.keep_contents(&heap);
-    let known = PreviousScan::of(scan.clone());
+    let known = PreviousScan::of(scan.clone(), &heap.classes.borrow());
     let mut again = ProcessScan::default();
     again.add_known(&heap, &known);
     let extent = WalkExtent::Added(&known.endings);

@@ -1,7 +1,7 @@
-use hashbrown::HashSet;
+use std::cell::RefCell;
 
-use super::class::TorchKind;
-use super::collector::{self, Broken, Generation, ListWalk, WalkExtent};
+use super::class::{Classes, TorchKind};
+use super::collector::{self, WalkExtent};
 use super::fake::FakeHeap;
 use super::frames::Variable;
 use super::image::Image;
@@ -9,11 +9,9 @@ use super::paths::Paths;
 use super::process_scan::{PreviousScan, ProcessScan};
 use super::retainers::HeapRetainers;
 use super::{Heap, modules, optimizers};
-use crate::process::memory::ReadMemory;
 use crate::process::memory::fake::FakeMemory;
-use crate::python::layout::{
-    Attributes, ClassLayout, CollectorLayout, HeapLayout, ObjectLayout, PythonLayout,
-};
+use crate::process::memory::{ReadMemory, ReadResult};
+use crate::python::layout::{Attributes, ClassLayout, HeapLayout, ObjectLayout, PythonLayout};
 use crate::python::versions::LAYOUTS;
 
 fn scan(heap: &Heap<'_, impl ReadMemory>, interpreter: u64) -> ProcessScan {
@@ -41,147 +39,12 @@ fn every_object_of_every_generation_is_listed() {
 }
 
 #[test]
-fn generations_that_begin_four_bytes_earlier_are_found_by_their_lists() {
-    for layout in &LAYOUTS {
-        let mut packed = Box::new(*layout);
-        packed.heap.collector.generations -= 4;
-        let packed: &PythonLayout = Box::leak(packed);
-        for of_process in [layout, packed] {
-            let mut heap = FakeHeap::new(of_process);
-            for _ in 0..11 {
-                heap.list(&[]);
-            }
-            let (memory, interpreter) = heap.finish();
-            let found = collector::generations_offset(&memory, &layout.heap.collector, interpreter);
-            assert_eq!(found, Some(of_process.heap.collector.generations));
-            let none =
-                collector::generations_offset(&memory, &layout.heap.collector, interpreter + 8);
-            assert_eq!(none, None, "there are no lists");
-        }
-    }
-}
-
-#[test]
-fn lists_that_are_taken_apart_are_not_followed() {
-    let layout = &LAYOUTS[0];
-    let mut heap = FakeHeap::new(layout);
-    let objects: Vec<_> = (0..9).map(|_| heap.list(&[])).collect();
-    let (mut memory, interpreter) = heap.finish();
-    let walk = |memory: &FakeMemory| {
-        let lists = &layout.heap.collector;
-        let (listed, walked) = collector::listed(memory, lists, interpreter, WalkExtent::All);
-        (walked, listed.len())
-    };
-    assert_eq!(walk(&memory), (Ok(()), 9));
-    // A header that no longer points back. The other lists remain valid.
-    memory.write(objects[4] - CollectorLayout::HEAD_SIZE + 8, &[0; 8]);
-    let (walked, found) = walk(&memory);
-    assert_eq!(walked, Err(Broken::Link(objects[4] - 16)));
-    assert_eq!(found, 7);
-    let collector = layout.heap.collector;
-    let mark = interpreter + u64::from(collector.start) + u64::from(collector.collecting);
-    memory.write(mark, &[1, 0, 0, 0]);
-    assert_eq!(walk(&memory), (Err(Broken::Collecting), 0));
-}
-
-#[test]
-fn a_torn_link_is_recognized_from_its_two_objects_alone() {
-    let layout = &LAYOUTS[0];
-    let none = HashSet::new();
-    for extent in [WalkExtent::All, WalkExtent::Added(&none)] {
-        let mut heap = FakeHeap::new(layout);
-        let objects: Vec<_> = (0..12).map(|_| heap.list(&[])).collect();
-        let (mut memory, interpreter) = heap.finish();
-        let is_forward = matches!(extent, WalkExtent::All);
-        // The reference that leads back, in the direction of the walk, and the one that leads on.
-        let node = objects[4] - CollectorLayout::HEAD_SIZE;
-        let [on, back] = if is_forward { [0, 8] } else { [8, 0] };
-        let word = |memory: &FakeMemory, at| memory.read_u64(at).unwrap();
-        let whole = word(&memory, node + back);
-        memory.write(node + back, &[0; 8]);
-        let lists = &layout.heap.collector;
-        let mut walk = ListWalk::new(&memory, lists, extent, |_| ());
-        assert_eq!(walk.interpreter(interpreter), Err(Broken::Link(node)));
-        let torn = walk.torn.expect("a torn link");
-        assert_eq!(torn.fault(&memory), Some(Broken::Link(node)));
-        // The object has left the list.
-        let before = whole & !CollectorLayout::MARKS;
-        let leads_on = word(&memory, before + on);
-        memory.write(before + on, &[0; 8]);
-        assert_eq!(torn.fault(&memory), None);
-        // It is in the list again, torn at first, and then whole.
-        memory.write(before + on, &leads_on.to_le_bytes());
-        assert_eq!(torn.fault(&memory), Some(Broken::Link(node)));
-        memory.write(node + back, &whole.to_le_bytes());
-        assert_eq!(torn.fault(&memory), None);
-    }
-}
-
-#[test]
-fn what_was_added_to_a_list_is_found_from_its_end() {
-    for layout in &LAYOUTS {
-        let mut heap = FakeHeap::new(layout);
-        // In turn: two generations of young objects, then old ones, then frozen ones.
-        let objects: Vec<_> = (0..12).map(|_| heap.list(&[])).collect();
-        let (memory, interpreter) = heap.finish();
-        let found = |known: &[usize]| {
-            let known = known.iter().map(|&at| objects[at]).collect();
-            let (lists, extent) = (&layout.heap.collector, WalkExtent::Added(&known));
-            let (listed, walked) = collector::listed(&memory, lists, interpreter, extent);
-            walked.unwrap();
-            let place = |address| objects.iter().position(|it| *it == address).unwrap();
-            let places = listed.iter().map(|it| place(it.address));
-            places.filter(|at| at % 4 > 1).collect::<Vec<_>>()
-        };
-        assert_eq!(found(&[2, 6, 3, 7, 11]), [10]);
-        assert_eq!(found(&[2, 11]), [10, 6]);
-        // Without a known object, the walk ends at the beginning.
-        assert_eq!(found(&[6]), [10, 11, 7, 3]);
-    }
-}
-
-#[test]
-fn the_last_objects_of_each_list_are_its_ending() {
-    let list = |first: u64, count, age| (first..first + count).map(move |at| (at, age));
-    let objects: Vec<_> = list(0, 5_000, Generation::New)
-        .chain(list(10_000, 5, Generation::Young))
-        .chain(list(100_000, 10_000, Generation::Old))
-        .chain(list(200_000, 3, Generation::Frozen))
-        .chain(list(20_000, 5, Generation::New))
-        .collect();
-    let endings = collector::endings(objects.into_iter());
-    assert_eq!(endings.len(), 4096 + 5 + 4096 + 3 + 5);
-    for (at, is_last) in [
-        (4_999, true),
-        (0, false),
-        (10_000, true),
-        (109_999, true),
-        (100_000, false),
-    ] {
-        assert_eq!(endings.contains(&at), is_last, "{at}");
-    }
-}
-
-#[test]
-fn of_young_objects_many_are_looked_at_again_and_not_all() {
-    let layout = &LAYOUTS[0];
-    let mut heap = FakeHeap::new(layout);
-    let objects: Vec<_> = (0..200_000).map(|_| heap.list(&[])).collect();
-    let (memory, interpreter) = heap.finish();
-    let known = objects.into_iter().collect();
-    let (lists, extent) = (&layout.heap.collector, WalkExtent::Added(&known));
-    let (listed, walked) = collector::listed(&memory, lists, interpreter, extent);
-    walked.unwrap();
-    assert_eq!(listed.len(), 2 << 15);
-}
-
-#[test]
 fn what_is_known_to_matter_is_looked_for_where_it_lay() {
     for layout in &LAYOUTS {
         let program = program(layout);
         let all = scan(&Heap::of(&program.memory, layout), program.interpreter);
         assert!(!all.modules.is_empty() && !all.globals.is_empty());
-        let known = PreviousScan::of(all.clone());
+        let known = PreviousScan::of(all.clone(), &Classes::default());
         let again = |memory: &FakeMemory| {
             let mut scan = ProcessScan::default();
             let heap = Heap::of(memory, layout);
@@ -200,6 +63,54 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
         let mut memory = program.memory.clone();
         memory.write(all.modules[0] + u64::from(ObjectLayout::KIND), &[0; 8]);
         assert_eq!(again(&memory).modules, all.modules[1..]);
+    }
+}
+
+/// Memory that changes under an image of it.
+struct Shared<'a>(&'a RefCell<FakeMemory>);
+
+impl ReadMemory for Shared<'_> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        self.0.borrow().read(address, into)
+    }
+}
+
+#[test]
+fn contents_that_moved_are_read_again_where_their_container_has_changed() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let item = heap.list(&[]);
+        let list = heap.list(&[item]);
+        // Nothing else that is read lies near.
+        heap.reserve(64 << 10);
+        let moved = heap.reserve(64);
+        heap.put_word(moved, 0_u64, item);
+        heap.reserve(64 << 10);
+        let (memory, interpreter) = heap.finish();
+        let memory = RefCell::new(memory);
+        let image = Image::of(Shared(&memory), 1 << 20);
+        let heap = Heap::of(&image, layout);
+        let found = scan(&heap, interpreter);
+        found.keep_contents(&heap);
+        let known = PreviousScan::of(found, &heap.into_classes());
+        let to = moved.to_le_bytes();
+        memory
+            .borrow_mut()
+            .write(list + u64::from(HeapLayout::LIST_ITEMS), &to);
+        image.renew();
+        for is_read_again in [false, true] {
+            let heap = Heap::of(&image, layout);
+            if is_read_again {
+                image.open();
+                ProcessScan::keep_known_contents(&heap, &known);
+            }
+            image.close();
+            let class = heap.class_of(list).unwrap();
+            let mut items = Vec::new();
+            let read = heap.contents(&class, list, |_, item| items.push(item));
+            assert_eq!(read.is_ok(), is_read_again);
+            assert_eq!(items == [item], is_read_again);
+        }
     }
 }
 

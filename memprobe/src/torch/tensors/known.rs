@@ -15,13 +15,16 @@ pub(super) struct KnownTensors {
     tensors: Parts,
     /// Metadata of autograd.
     metas: Parts,
+    /// `TensorImpl`s that others lead to and Python has no object of, such as gradients, and their metadata.
+    reached: [Parts; 2],
 }
 
-/// Parts of tensors, each of the same size.
+/// Parts of tensors, each of the same size. A tensor is known by its Python object; one that has none, by its
+/// `TensorImpl`.
 #[derive(Debug)]
 struct Parts {
     size: u64,
-    /// Address of the part and of the Python object that it belongs to, by the former.
+    /// Address of the part and of the tensor that it belongs to, by the former.
     by_address: Vec<(u64, u64)>,
 }
 
@@ -37,7 +40,7 @@ impl Parts {
         place.is_ok()
     }
 
-    /// Appends the Python objects of the parts that lie in these ranges, as a whole or in part.
+    /// Appends the tensors of the parts that lie in these ranges, as a whole or in part.
     fn add_changed(&self, ranges: &[Range<u64>], objects: &mut Vec<u64>) {
         for range in ranges {
             let first = range.start.saturating_sub(self.size - 1);
@@ -50,20 +53,29 @@ impl Parts {
 }
 
 impl KnownTensors {
-    /// `tensors` are pairs of a Python object and its `TensorImpl`.
-    pub(super) fn of(memory: &impl ReadMemory, layouts: Layouts, tensors: &[(u64, u64)]) -> Self {
+    /// `tensors` are pairs of a Python object and its `TensorImpl`, and `reached` the `TensorImpl`s without one.
+    pub(super) fn of(
+        memory: &impl ReadMemory,
+        layouts: Layouts,
+        tensors: &[(u64, u64)],
+        reached: &[u64],
+    ) -> Self {
         let sizes = layouts.sizes();
         let reader = layouts.reader(memory);
-        let metas = tensors
-            .iter()
-            .filter_map(|&(object, tensor)| Some((reader.meta_of(tensor)?, object)));
-        let metas = metas.collect();
+        let meta_of = |(known, tensor)| Some((reader.meta_of(tensor)?, known));
+        let metas = tensors.iter().copied().filter_map(meta_of).collect();
+        let reached: Vec<_> = reached.iter().map(|&tensor| (tensor, tensor)).collect();
+        let metas_of_reached = reached.iter().copied().filter_map(meta_of).collect();
         let objects = tensors.iter().map(|&(object, _)| (object, object));
         let of_tensors = tensors.iter().map(|&(object, tensor)| (tensor, object));
         Self {
             objects: Parts::of(sizes.object, objects.collect()),
             tensors: Parts::of(sizes.tensor, of_tensors.collect()),
             metas: Parts::of(sizes.meta, metas),
+            reached: [
+                Parts::of(sizes.tensor, reached),
+                Parts::of(sizes.meta, metas_of_reached),
+            ],
             layouts,
         }
     }
@@ -75,14 +87,23 @@ impl KnownTensors {
 
     /// Python objects of the tensors with a part in one of these ranges, which are in the order of addresses.
     pub(super) fn changed(&self, ranges: &[Range<u64>]) -> Vec<u64> {
-        let mut objects = Vec::new();
-        for parts in [&self.objects, &self.tensors, &self.metas] {
-            parts.add_changed(ranges, &mut objects);
-        }
-        objects.sort_unstable();
-        objects.dedup();
-        objects
+        changed_of([&self.objects, &self.tensors, &self.metas], ranges)
     }
+
+    /// `TensorImpl`s without a Python object that have a part in one of these ranges.
+    pub(super) fn changed_reached(&self, ranges: &[Range<u64>]) -> Vec<u64> {
+        changed_of(self.reached.each_ref(), ranges)
+    }
+}
+
+fn changed_of<const N: usize>(parts: [&Parts; N], ranges: &[Range<u64>]) -> Vec<u64> {
+    let mut tensors = Vec::new();
+    for parts in parts {
+        parts.add_changed(ranges, &mut tensors);
+    }
+    tensors.sort_unstable();
+    tensors.dedup();
+    tensors
 }
 
 #[cfg(test)]

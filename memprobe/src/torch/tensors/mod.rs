@@ -279,7 +279,8 @@ impl HeapReader for TensorReader<'_> {
     fn known(&self, image: &Image<ProcessMemory>, found: Found) -> KnownObjects {
         let layouts = found.layouts.and_then(Result::ok);
         KnownObjects {
-            tensors: layouts.map(|layouts| KnownTensors::of(image, layouts, &found.tensors)),
+            tensors: layouts
+                .map(|layouts| KnownTensors::of(image, layouts, &found.tensors, &found.reached)),
             serving: found.serving,
         }
     }
@@ -293,17 +294,20 @@ impl HeapReader for TensorReader<'_> {
             known.serving.follow(&Heap::of(image, &self.python.layout));
         }
         let mut objects = moment.objects.tensors.clone();
+        let mut reached = Vec::new();
         let layouts = match &known.tensors {
             Some(known) => {
                 // Young objects are always listed again; those on unchanged pages are as they were.
                 objects.retain(|&object| !known.has(object));
-                objects.extend(known.changed(&image.changed()));
+                let changed = image.changed();
+                objects.extend(known.changed(&changed));
+                reached = known.changed_reached(&changed);
                 Ok(known.layouts.clone())
             }
             None => Layouts::find(image, self.version, &objects, moment.mode),
         };
         if let Ok(layouts) = layouts {
-            Found::default().read_tensors(image, &layouts, &objects);
+            Found::default().read_tensors(image, &layouts, &objects, reached);
         }
     }
 
@@ -338,6 +342,8 @@ struct Found {
     empty: u64,
     /// All PyTorch objects reachable from these tensors.
     graph: RawGraph,
+    /// `TensorImpl`s among them that Python has no object of, once [`HeapReader::touch`] has dropped the graph.
+    reached: Vec<u64>,
     /// The allocator's blocks; `None` if CUDA is not loaded.
     allocator: Allocator,
     /// Objects of a server's scheduler and its workers.
@@ -354,6 +360,7 @@ impl Default for Found {
             tensors: Vec::new(),
             empty: 0,
             graph: RawGraph::default(),
+            reached: Vec::new(),
             allocator: Ok(None),
             serving: ServingObjects::default(),
             kv: KvCaches::default(),
@@ -387,7 +394,7 @@ impl Found {
         }
         let layouts = Layouts::find(image, version, objects, moment.mode);
         if let Ok(layouts) = &layouts {
-            found.read_tensors(image, layouts, objects);
+            found.read_tensors(image, layouts, objects, Vec::new());
         }
         found.layouts = Some(layouts);
         found
@@ -399,7 +406,14 @@ impl Found {
         is_reached.then_some(graph::MAX_REACHED as u64)
     }
 
-    fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {
+    /// Reads the tensors of Python objects and further `TensorImpl`s, and what they lead to.
+    fn read_tensors(
+        &mut self,
+        image: &Image<impl ReadMemory>,
+        layouts: &Layouts,
+        objects: &[u64],
+        mut impls: Vec<u64>,
+    ) {
         let reader = layouts.reader(image);
         for &object in objects {
             match reader.tensor_of(object) {
@@ -407,7 +421,7 @@ impl Found {
                 None => self.empty += 1,
             }
         }
-        let mut impls: Vec<_> = self.tensors.iter().map(|&(_, tensor)| tensor).collect();
+        impls.extend(self.tensors.iter().map(|&(_, tensor)| tensor));
         impls.sort_unstable();
         impls.dedup();
         self.graph = graph::collect(&reader, &impls, &[]);

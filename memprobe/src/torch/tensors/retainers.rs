@@ -311,6 +311,7 @@ mod tests {
             layouts: None,
             tensors: Vec::new(),
             empty: 0,
+            reached: Vec::new(),
             graph: RawGraph {
                 tensors: vec![
                     raw(0x10, Some(0x100)),

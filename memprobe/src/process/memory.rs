@@ -363,6 +363,8 @@ impl ReadMemory for PartialMemory {
 /// Test memory: a few regions at chosen addresses.
 #[cfg(test)]
 pub(crate) mod fake {
+    use std::cell::RefCell;
+
     use super::{Cause, PartialMemory, ReadMemory, ReadResult};
 
     /// The memory of a process that lives until [`Self::end`].
@@ -394,6 +396,15 @@ pub(crate) mod fake {
                 (address, known[..most.min(known.len())].to_vec())
             });
             copies.collect()
+        }
+    }
+
+    /// Memory that changes while others read it.
+    pub(crate) struct SharedMemory<'a>(pub(crate) &'a RefCell<FakeMemory>);
+
+    impl ReadMemory for SharedMemory<'_> {
+        fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+            self.0.borrow().read(address, into)
         }
     }
 

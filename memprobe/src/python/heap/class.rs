@@ -70,8 +70,8 @@ pub enum ContainerKind {
 }
 
 impl ContainerKind {
-    /// True for a built-in container whose contents lie in memory of their own.
-    pub(super) const fn has_contents_elsewhere(self) -> bool {
+    /// True for a built-in container whose contents lie in a block of their own, which is replaced as they grow.
+    pub(super) const fn has_movable_contents(self) -> bool {
         matches!(self, Self::Entries | Self::List | Self::Set | Self::Deque)
     }
 }

@@ -60,7 +60,7 @@ impl Object {
 #[derive(Clone, Debug, Default)]
 pub struct PreviousScan {
     pub endings: Endings,
-    /// Dicts, lists, sets and deques, sorted: their contents lie elsewhere, and move as they grow.
+    /// Containers with movable contents, in the order of addresses.
     containers: Vec<u64>,
     /// The lists of modules, optimizers and so on, without objects and tensors.
     chosen: ProcessScan,
@@ -72,7 +72,7 @@ impl PreviousScan {
         let objects = scan.objects.iter();
         let moves = |object: &&Object| {
             let class = classes.get(object.class());
-            class.is_some_and(|class| class.holds.has_contents_elsewhere())
+            class.is_some_and(|class| class.holds.has_movable_contents())
         };
         let containers = objects.clone().filter(moves);
         let mut containers: Vec<u64> = containers.map(|object| object.address()).collect();

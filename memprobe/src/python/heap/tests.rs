@@ -9,8 +9,8 @@ use super::paths::Paths;
 use super::process_scan::{PreviousScan, ProcessScan};
 use super::retainers::HeapRetainers;
 use super::{Heap, modules, optimizers};
-use crate::process::memory::fake::FakeMemory;
-use crate::process::memory::{ReadMemory, ReadResult};
+use crate::process::memory::ReadMemory;
+use crate::process::memory::fake::{FakeMemory, SharedMemory};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout, ObjectLayout, PythonLayout};
 use crate::python::versions::LAYOUTS;
 
@@ -66,15 +66,6 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
     }
 }
 
-/// Memory that changes under an image of it.
-struct Shared<'a>(&'a RefCell<FakeMemory>);
-
-impl ReadMemory for Shared<'_> {
-    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
-        self.0.borrow().read(address, into)
-    }
-}
-
 #[test]
 fn contents_that_moved_are_read_again_where_their_container_has_changed() {
     for layout in &LAYOUTS {
@@ -88,7 +79,7 @@ fn contents_that_moved_are_read_again_where_their_container_has_changed() {
         heap.reserve(64 << 10);
         let (memory, interpreter) = heap.finish();
         let memory = RefCell::new(memory);
-        let image = Image::of(Shared(&memory), 1 << 20);
+        let image = Image::of(SharedMemory(&memory), 1 << 20);
         let heap = Heap::of(&image, layout);
         let found = scan(&heap, interpreter);
         found.keep_contents(&heap);

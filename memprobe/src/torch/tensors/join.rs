@@ -9,7 +9,7 @@ use super::contexts::FunctionContexts;
 use super::linked_tensors::{LinkedTensors, index_of};
 use super::names::{self, ResolvedName};
 use super::retainers::{self, HeldTensor, ReferenceGraph};
-use super::tensor_objects::TensorObjects;
+use super::tensor_objects::{self, TensorObjects};
 use crate::event::Bytes;
 use crate::event::tensors::{Block, DeviceTotals, Name, Tensor, TensorKind, TensorSnapshot};
 use crate::process::memory::ReadMemory;
@@ -40,7 +40,8 @@ pub fn touch(
     for &(object, _) in &found.tensors {
         heap.class_of(object);
     }
-    found.reached = without_object(&graph.tensors, &found.tensors);
+    let tensors = graph.tensors.iter().map(|raw| raw.object);
+    found.reached = tensor_objects::without_object(tensors, &found.tensors);
     // The contexts need the nodes alone.
     graph.tensors = Vec::new();
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
@@ -49,21 +50,6 @@ pub fn touch(
     holders(&paths, &tree, &moment.optimizers, &of_python, |_| ());
     FunctionContexts::search(&paths, &graph, &of_python);
     moment.classes = heap.into_classes();
-}
-
-/// Returns the `TensorImpl`s of tensors, which are in the order of addresses, that have no Python object. `objects` are
-/// pairs of one and its `TensorImpl`.
-fn without_object(tensors: &[RawTensor], objects: &[(u64, u64)]) -> Vec<u64> {
-    let mut impls: Vec<u64> = objects.iter().map(|&(_, tensor)| tensor).collect();
-    // They come nearly sorted.
-    impls.sort();
-    let mut impls = impls.into_iter().peekable();
-    let all = tensors.iter().map(|tensor| tensor.object);
-    let has_none = |tensor: &u64| {
-        while impls.next_if(|known| known < tensor).is_some() {}
-        impls.peek() != Some(tensor)
-    };
-    all.filter(has_none).collect()
 }
 
 /// Joins everything. Blocks, storages and shapes leave `found`.

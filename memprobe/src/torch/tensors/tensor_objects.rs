@@ -46,9 +46,38 @@ impl TensorObjects {
     }
 }
 
+/// Returns the `TensorImpl`s without a Python object, of `tensors` in the order of addresses. `objects` are pairs of one
+/// and its `TensorImpl`.
+pub(super) fn without_object(
+    tensors: impl Iterator<Item = u64>,
+    objects: &[(u64, u64)],
+) -> Vec<u64> {
+    let mut impls: Vec<u64> = objects.iter().map(|&(_, tensor)| tensor).collect();
+    // They come nearly sorted.
+    impls.sort();
+    let mut impls = impls.into_iter().peekable();
+    let has_none = |tensor: &u64| {
+        while impls.next_if(|known| known < tensor).is_some() {}
+        impls.peek() != Some(tensor)
+    };
+    tensors.filter(has_none).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tensors_that_no_object_of_python_stands_for_are_found() {
+        let objects = [(0x9030, 0x300), (0x9010, 0x100), (0x9048, 0x300)];
+        let without = |tensors: &[u64]| without_object(tensors.iter().copied(), &objects);
+        assert_eq!(
+            without(&[0x80, 0x100, 0x200, 0x300, 0x400]),
+            [0x80, 0x200, 0x400]
+        );
+        assert!(without(&[0x100, 0x300]).is_empty());
+        assert!(without(&[]).is_empty());
+    }
 
     #[test]
     fn an_object_leads_to_its_tensor_in_any_order_of_both() {

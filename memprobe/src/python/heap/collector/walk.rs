@@ -17,16 +17,16 @@ const MAX_REPAIRS: u32 = 1 << 14;
 #[derive(Clone, Copy)]
 pub enum WalkExtent<'a> {
     All,
-    /// All objects of a process that runs, to know where they lie. The walk reads a copy whose parts are of different
-    /// moments; where they contradict each other, it goes on with the list as it is then. Objects may be met twice or,
-    /// if the collector reorders a list meanwhile, be missed.
+    /// All objects of a running process, to know their pages. The parts of the copy that is walked are of different
+    /// moments. Where they contradict each other, the walk goes on with the list of the moment. It may visit objects
+    /// twice and, if the collector reorders a list meanwhile, miss some.
     Running(&'a dyn LiveLists),
     /// Each list from its end back to objects that are known, and young lists further. That finds the objects added
     /// since.
     Added(&'a Endings),
 }
 
-/// The lists of a running process as they are now.
+/// Reads the lists of a running process, at the moment of the call.
 pub trait LiveLists {
     /// Reads the header of an object and the two words behind it.
     fn words(&self, node: u64) -> ReadResult<[u64; 4]>;
@@ -50,7 +50,7 @@ pub struct ListWalk<'a, M, F> {
     pub torn: Option<TornLink>,
 }
 
-/// A node that a walk has come to, before it is checked.
+/// The next node of a walk, before it is checked.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     before: u64,

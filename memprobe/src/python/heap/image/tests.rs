@@ -1,5 +1,5 @@
 use super::*;
-use crate::process::memory::fake::FakeMemory;
+use crate::process::memory::fake::{FakeMemory, SharedMemory};
 
 const AT: u64 = 0x10_0000;
 
@@ -128,7 +128,7 @@ fn only_marked_chunks_stay() {
 #[test]
 fn a_page_that_was_followed_and_has_changed_is_known() {
     let memory = RefCell::new(memory());
-    let image = Image::of(Shared(&memory), 1 << 20);
+    let image = Image::of(SharedMemory(&memory), 1 << 20);
     let (other, followed) = (AT + 8, AT + 0x2000);
     image.read_u64(other).unwrap();
     image.following(|| image.read_u64(followed)).unwrap();
@@ -142,14 +142,6 @@ fn a_page_that_was_followed_and_has_changed_is_known() {
     assert!(image.has_followed_changed());
     image.forget_use();
     assert!(!image.has_followed_changed());
-}
-
-struct Shared<'a>(&'a RefCell<FakeMemory>);
-
-impl ReadMemory for Shared<'_> {
-    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
-        self.0.borrow().read(address, into)
-    }
 }
 
 #[test]
@@ -167,7 +159,7 @@ fn a_page_that_was_never_read_may_have_changed() {
 #[test]
 fn renewed_it_shows_what_the_memory_has_become() {
     let memory = RefCell::new(memory());
-    let image = Image::of(Shared(&memory), 1 << 20);
+    let image = Image::of(SharedMemory(&memory), 1 << 20);
     image.read_u64(AT).unwrap();
     memory.borrow_mut().write(AT, &[0xff; 8]);
     memory.borrow_mut().write(AT + 0x1000, &[0xff; 8]);

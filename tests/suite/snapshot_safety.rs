@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const KILLED: u32 = 20;
 
 /// Snapshots taken of a running process.
-const TAKEN: usize = 10;
+const TAKEN: usize = 20;
 
 /// A process that constantly allocates, collects garbage and counts.
 struct Churn {

@@ -13,10 +13,13 @@
 
 mod attempts;
 
+use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::attempts::{PauseAttempts, at_work, is_of_the_end, is_stopped, wait_for_a_good_moment};
+use self::attempts::{
+    MAX_COLLECTION, PauseAttempts, at_work, is_of_the_end, is_stopped, wait_for_a_good_moment,
+};
 use super::Heap;
 use super::class::Classes;
 use super::collector::{self, Broken, ListWalk, LiveLists, TornLink, WalkExtent};
@@ -152,7 +155,7 @@ impl HeapScan {
             ..Self::default()
         };
         let layout = &python.layout;
-        let live = RunningLists(python);
+        let live = RunningLists::of(python);
         let reach = match look {
             ScanScope::New(known) => WalkExtent::Added(&known.endings),
             ScanScope::Pages => WalkExtent::Running(&live),
@@ -179,7 +182,7 @@ impl HeapScan {
             }
             ScanScope::New(known) => {
                 moment.objects.keep_contents(&heap);
-                ProcessScan::keep_known_contents(&heap, known);
+                known.keep_moved_contents(&heap);
                 moment.objects.add_known(&heap, known);
                 if image.has_followed_changed() {
                     moment.objects.add_known_holders(&heap, known);
@@ -202,18 +205,33 @@ impl HeapScan {
 }
 
 /// The lists of a process, read past the image.
-struct RunningLists<'a>(&'a PythonProcess);
+struct RunningLists<'a> {
+    python: &'a PythonProcess,
+    /// Time that is left for waits.
+    left: Cell<Duration>,
+}
+
+impl<'a> RunningLists<'a> {
+    fn of(python: &'a PythonProcess) -> Self {
+        let left = Cell::new(MAX_COLLECTION);
+        Self { python, left }
+    }
+}
 
 impl LiveLists for RunningLists<'_> {
     fn words(&self, node: u64) -> ReadResult<[u64; 4]> {
-        collector::words(&self.0.memory(), node)
+        collector::words(&self.python.memory(), node)
     }
 
     fn wait_for_collection(&self) {
         // A process that stands does not end it.
-        if !is_stopped(self.0.tgid) {
-            wait_for_a_good_moment(self.0);
+        let left = self.left.get();
+        if left.is_zero() || is_stopped(self.python.tgid) {
+            return;
         }
+        let start = Instant::now();
+        wait_for_a_good_moment(self.python, left);
+        self.left.set(left.saturating_sub(start.elapsed()));
     }
 }
 
@@ -512,7 +530,7 @@ impl<H: HeapReader> Capture<'_, H> {
         loop {
             let stands = is_stopped(self.python.tgid);
             if !stands {
-                wait_for_a_good_moment(self.python);
+                wait_for_a_good_moment(self.python, MAX_COLLECTION);
             }
             let found = look();
             walks += 1;

@@ -88,6 +88,17 @@ impl PreviousScan {
         }
     }
 
+    /// Reads the contents of the containers again that lie on pages that have changed.
+    pub fn keep_moved_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>) {
+        let changed = heap.memory.changed();
+        for container in self.containers_in(&changed).take(MAX_AGAIN) {
+            if let Some(class) = heap.class_of(container) {
+                // Another object may lie there. A later read of a missing part reports the error.
+                let _ = heap.keep_contents(&class, container);
+            }
+        }
+    }
+
     /// Containers that lie in these ranges, which are in the order of addresses.
     fn containers_in<'a>(&'a self, ranges: &'a [Range<u64>]) -> impl Iterator<Item = u64> + 'a {
         ranges.iter().flat_map(|range| {
@@ -98,8 +109,7 @@ impl PreviousScan {
     }
 }
 
-/// Most containers whose contents are read again in a pause: some 30 ms. A collection of everything changes the pages of
-/// all objects.
+/// Most containers whose contents are read again in a pause. A collection of everything changes the pages of all objects.
 const MAX_AGAIN: usize = 1 << 16;
 
 /// Objects of a process, in the order of the collector's lists.
@@ -213,17 +223,6 @@ impl ProcessScan {
         for &address in lists.into_iter().flatten() {
             if !own.contains(&address) {
                 self.choose(heap.class_of(address), address);
-            }
-        }
-    }
-
-    /// Reads the contents of an earlier scan's containers again, where they lie on pages that have changed.
-    pub fn keep_known_contents(heap: &Heap<'_, Image<impl ReadMemory>>, known: &PreviousScan) {
-        let changed = heap.memory.changed();
-        for container in known.containers_in(&changed).take(MAX_AGAIN) {
-            if let Some(class) = heap.class_of(container) {
-                // As in [`Self::keep_contents`]. What lies there now may be something else.
-                let _ = heap.keep_contents(&class, container);
             }
         }
     }

@@ -93,7 +93,7 @@ fn contents_that_moved_are_read_again_where_their_container_has_changed() {
             let heap = Heap::of(&image, layout);
             if is_read_again {
                 image.open();
-                ProcessScan::keep_known_contents(&heap, &known);
+                known.keep_moved_contents(&heap);
             }
             image.close();
             let class = heap.class_of(list).unwrap();

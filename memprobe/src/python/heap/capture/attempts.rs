@@ -28,7 +28,7 @@ const MAX_WOKEN: u32 = 5;
 const MAX_WAIT: Duration = Duration::from_millis(50);
 
 /// Longest wait for the end of a collection, and the polling interval.
-const MAX_COLLECTION: Duration = Duration::from_secs(1);
+pub(super) const MAX_COLLECTION: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_micros(100);
 
 #[derive(Debug, Default)]
@@ -78,7 +78,7 @@ impl PauseAttempts {
         loop {
             let stands = is_stopped(python.tgid);
             if !stands {
-                wait_for_a_good_moment(python);
+                wait_for_a_good_moment(python, MAX_COLLECTION);
             }
             let sleepers = if woken < MAX_WOKEN {
                 Sleepers::Left
@@ -146,12 +146,12 @@ impl PauseAttempts {
     }
 }
 
-/// Waits while a collection is in progress. A process that collects nearly all the time would hardly ever be
+/// Waits while a collection is in progress, for a limited time. A process that collects nearly all the time would hardly ever be
 /// paused between two collections by chance.
-pub(super) fn wait_for_a_good_moment(python: &PythonProcess) {
+pub(super) fn wait_for_a_good_moment(python: &PythonProcess, most: Duration) {
     let start = Instant::now();
     let is_passing = |broken: Broken| !is_of_the_end(broken);
-    while at_work(python).is_some_and(is_passing) && start.elapsed() < MAX_COLLECTION {
+    while at_work(python).is_some_and(is_passing) && start.elapsed() < most {
         thread::sleep(GLANCE);
     }
 }

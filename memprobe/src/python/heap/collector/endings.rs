@@ -7,9 +7,9 @@ use super::Generation;
 /// Most last objects of each list.
 const ENDING: usize = 1 << 14;
 
-/// Known objects at the end of a settled list after which a walk from its end stops. A collection moves a few objects
-/// behind those that it adds.
-const KNOWN_ENOUGH: usize = 256;
+/// Known objects at the end of a list after which a walk from its end stops. One alone proves nothing: a collection moves
+/// a few objects behind those that it adds, and a new object may lie where a known one was.
+pub(super) const KNOWN_ENOUGH: usize = 256;
 
 /// The last objects of each list, with the list.
 #[derive(Clone, Debug, Default)]
@@ -37,11 +37,6 @@ impl Endings {
     pub(super) fn has(&self, address: u64, list: Generation) -> bool {
         let earlier = self.0.get(&address);
         earlier.is_some_and(|earlier| earlier.is_settled() || !list.is_settled())
-    }
-
-    /// Known objects of a list after which the objects before them are known too.
-    pub(super) const fn enough(list: Generation) -> usize {
-        if list.is_settled() { KNOWN_ENOUGH } else { 1 }
     }
 }
 

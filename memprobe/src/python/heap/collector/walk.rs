@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::endings::KNOWN_ENOUGH;
 use super::{Broken, Endings, Generation, Listed, MAX_OBJECTS, TornLink, is_collecting};
 use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::heap::word_at;
@@ -31,7 +32,7 @@ pub trait LiveLists {
     /// Reads the header of an object and the two words behind it.
     fn words(&self, node: u64) -> ReadResult<[u64; 4]>;
 
-    /// Waits for the end of a collection, for a limited time. Meanwhile references to the object before hold counts
+    /// Waits for the end of a collection, for a limited time in all. Meanwhile references to the object before hold counts
     /// (`update_refs` in Python/gc.c@v3.13.9).
     fn wait_for_collection(&self);
 }
@@ -165,7 +166,7 @@ impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
             return false;
         };
         *known += usize::from(endings.has(object_of(node), list));
-        *known >= Endings::enough(list)
+        *known >= KNOWN_ENOUGH
     }
 
     fn add(&mut self, node: u64, words: [u64; 4], generation: Generation) -> Result<(), Broken> {

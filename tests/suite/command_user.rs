@@ -114,7 +114,8 @@ fn a_program_that_the_caller_may_not_run_is_an_error_with_what_to_do() {
     );
 }
 
-/// A training step that ends with status 3, on the simulated CUDA.
+/// A training step that ends with status 3, on the simulated CUDA. It sleeps until its blocks have names even where
+/// both processors are busy.
 const SCRIPT: &str = "
 import os, sys, time, torch
 assert os.getuid() == 65534, os.getuid()
@@ -124,7 +125,7 @@ for _ in range(3):
     model(torch.ones(64, 256, device='cuda')).sum().backward()
     optimizer.step()
 kept = torch.zeros(1 << 20, device='cuda')
-time.sleep(2)
+time.sleep(6)
 sys.exit(3)
 ";
 

@@ -113,7 +113,31 @@ class GptLoop(Loop):
         return self.model(self.tokens, self.tokens)[1]
 
 
-MODELS = {"mlp": Loop, "gpt": GptLoop}
+class Nest(nn.Module):
+    """A layer, and the rest of the model within it."""
+
+    def __init__(self, width, inner):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.inner = inner
+
+    def forward(self, x):
+        x = torch.relu(self.layer(x))
+        return x if self.inner is None else self.inner(x)
+
+
+class NestedLoop(Loop):
+    """As many layers as in four of the perceptrons, each within the one before: 100 Python frames at the innermost."""
+
+    def build(self):
+        self.x = torch.randn(self.BATCH, self.WIDTH, device="cuda")
+        model = None
+        for _ in range(32):
+            model = Nest(self.WIDTH, model)
+        return model.to("cuda")
+
+
+MODELS = {"mlp": Loop, "gpt": GptLoop, "nested": NestedLoop}
 
 
 def descend(further, count):

@@ -13,8 +13,8 @@ use crate::pages::CommittedObject;
 /// The measurements of a part, with the builds and the machine that they are of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoredPart {
-    /// Name on the command line, such as `loop`; of the loop with another model or with waiting `loop-gpt` and
-    /// `loop-waiting`.
+    /// Name on the command line, such as `loop`; of the loop with another model or with waiting `loop-gpt`,
+    /// `loop-nested` and `loop-waiting`.
     pub part: String,
     /// The command that measures it again.
     pub command: String,
@@ -42,7 +42,7 @@ struct Place {
 
 const FILE: &str = "docs/cost.json";
 
-const PLACES: [Place; 9] = [
+const PLACES: [Place; 10] = [
     Place {
         document: "README.md",
         link: FILE,
@@ -58,6 +58,7 @@ const PLACES: [Place; 9] = [
     },
     whole("loop"),
     whole("loop-gpt"),
+    whole("loop-nested"),
     whole("loop-waiting"),
     whole("recording"),
     whole("footprint"),

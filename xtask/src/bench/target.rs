@@ -34,6 +34,8 @@ enum LoopModel {
     Mlp,
     /// Six layers of a GPT
     Gpt,
+    /// 32 layers, each within the one before: stacks of up to 100 Python frames
+    Nested,
 }
 
 impl LoopModel {
@@ -41,6 +43,7 @@ impl LoopModel {
         match self {
             Self::Mlp => "mlp",
             Self::Gpt => "gpt",
+            Self::Nested => "nested",
         }
     }
 }
@@ -51,6 +54,7 @@ impl LoopOptions {
         let model = match self.model {
             LoopModel::Mlp => "8-layer perceptron with Adam",
             LoopModel::Gpt => "6-layer GPT with Adam",
+            LoopModel::Nested => "32 layers nested in one another, with Adam",
         };
         if self.gpu_time.is_zero() {
             return model.to_owned();
@@ -65,7 +69,8 @@ impl LoopOptions {
             (LoopModel::Mlp, true) => Some("loop"),
             (LoopModel::Gpt, true) => Some("loop-gpt"),
             (LoopModel::Mlp, false) => Some("loop-waiting"),
-            (LoopModel::Gpt, false) => None,
+            (LoopModel::Nested, true) => Some("loop-nested"),
+            (LoopModel::Gpt | LoopModel::Nested, false) => None,
         }
     }
 

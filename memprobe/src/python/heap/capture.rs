@@ -8,7 +8,8 @@
 //! 3. The process resumes, and the second scan reads the copy. It begins with the allocator's tables: if the process was
 //!    stopped within an operation of the allocator, it is paused again.
 //!
-//! If the copy is incomplete, because contents of an old object were moved meanwhile, all steps are repeated.
+//! If the copy is incomplete, because contents of an old object were moved meanwhile, it is scanned with the missing parts
+//! from the running process, and the second and third step are repeated.
 //! As a last resort everything is scanned and evaluated while the process is paused.
 
 mod attempts;
@@ -48,8 +49,10 @@ const MAX_STOPS: u32 = 100;
 /// First time between two stops.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
 
-/// Most scans of a running process before the result is accepted.
+/// Most scans of a running process before the result is accepted, and before it has shown enough pages: the lists in an
+/// incomplete copy are those of one moment.
 const MAX_WALKS: u32 = 5;
+const MAX_WALKS_FOR_PAGES: u32 = 3;
 
 /// Time after which scans are not repeated because the allocator was at work: its tables are so large that they change
 /// during every scan.
@@ -393,43 +396,73 @@ impl<H: HeapReader> Capture<'_, H> {
             let (stood, tables, pause) = self.copy(&mut stops, &image, &scan, &known)?;
             drop((known, scan));
             self.progress.begin(ReadStage::Copy);
-            let (mut moment_of_copy, mut copied) = self.look_with(&image, ScanScope::Copy, tables);
-            moment_of_copy.at = stood.at;
-            let copied_extent = keep_for_names(&image);
-            self.progress.begin(ReadStage::Naming);
-            let result = self
-                .reader
-                .conclude(&image, &mut moment_of_copy, &mut copied);
-            let extent = ImageExtent {
-                missed: image.extent().missed,
-                ..copied_extent
-            };
-            let broken = moment_of_copy.broken;
-            let has_lists = broken == stood.broken || broken.is_some_and(Broken::is_limit);
-            if extent.full || has_lists && extent.missed == 0 {
-                return Ok(Captured {
-                    moment: moment_of_copy,
-                    more: copied,
-                    result,
-                    extent,
-                    consistency: stops.paused_for(pause),
-                });
+            let consistency = stops.paused_for(pause);
+            if let Some(captured) = self.evaluate(&image, &stood, tables, consistency) {
+                return Ok(captured);
             }
-            // Contents of an old object were moved, or the collector reordered its lists.
-            log::debug!("the copy lacks {} pieces: {broken:?}", extent.missed);
             stops.number += 1;
             self.progress.begin(ReadStage::Running);
-            drop((moment_of_copy, copied, result));
-            image.open();
-            (moment, found) = self.look_until_whole(ScanUse::Pages, || {
-                image.renew();
-                image.forget_use();
-                self.look(&image, ScanScope::Pages)
-            });
+            (moment, found) = self.complete(&image);
         }
         drop((moment, found));
         self.progress.begin(ReadStage::Paused);
         self.at_once(image, CaptureMode::Paused, &mut stops)
+    }
+
+    /// Scans and evaluates a copy. `None` if it lacks memory: contents of an old object were moved, or the collector
+    /// reordered its lists.
+    fn evaluate(
+        &self,
+        image: &Image<ProcessMemory>,
+        stood: &HeapScan,
+        tables: H::Tables,
+        consistency: Consistency,
+    ) -> Option<Captured<H::Found, H::Output>> {
+        let (mut moment, mut more) = self.look_with(image, ScanScope::Copy, tables);
+        moment.at = stood.at;
+        let broken = moment.broken;
+        let has_lists = broken == stood.broken || broken.is_some_and(Broken::is_limit);
+        let is_complete = || {
+            let ImageExtent { missed, full, .. } = image.extent();
+            let is_complete = full || has_lists && missed == 0;
+            if !is_complete {
+                log::debug!("the copy lacks {missed} pieces: {broken:?}");
+            }
+            is_complete
+        };
+        if !is_complete() {
+            return None;
+        }
+        let extent = keep_for_names(image);
+        self.progress.begin(ReadStage::Naming);
+        let result = self.reader.conclude(image, &mut moment, &mut more);
+        is_complete().then(|| Captured {
+            moment,
+            more,
+            result,
+            extent: ImageExtent {
+                missed: image.extent().missed,
+                ..extent
+            },
+            consistency,
+        })
+    }
+
+    /// Scans an incomplete copy with the missing parts from the running process, to know the pages for another copy.
+    fn complete(&self, image: &Image<ProcessMemory>) -> (HeapScan, H::Found) {
+        image.open();
+        image.forget_use();
+        let completed = self.look(image, ScanScope::Whole(CaptureMode::Running));
+        if ScanUse::Pages.accepts(&completed.0, Duration::ZERO) {
+            return completed;
+        }
+        log::debug!("the copy has no lists: {:?}", completed.0.broken);
+        drop(completed);
+        self.look_until_whole(ScanUse::Pages, || {
+            image.renew();
+            image.forget_use();
+            self.look(image, ScanScope::Pages)
+        })
     }
 
     /// Stops the process and copies what was looked at and what is new. Also returns the tables, read from the copy, and
@@ -519,7 +552,7 @@ impl<H: HeapReader> Capture<'_, H> {
         (image, found)
     }
 
-    /// Scans a running process until the result is good enough for its use, at most [`MAX_WALKS`] times.
+    /// Scans a running process until the result is good enough for its use, a limited number of times.
     fn look_until_whole(
         &self,
         purpose: ScanUse,
@@ -536,8 +569,8 @@ impl<H: HeapReader> Capture<'_, H> {
             walks += 1;
             let (moment, elapsed) = (&found.0, start.elapsed());
             log::debug!("scan {walks}: {elapsed:?}, {:?}", moment.broken);
-            let is_good = !moment.is_torn && purpose.accepts(moment.broken, elapsed);
-            if is_good || stands || walks == MAX_WALKS {
+            let is_good = purpose.accepts(moment, elapsed);
+            if is_good || stands || walks == purpose.max_walks() {
                 return found;
             }
             drop(found);
@@ -556,9 +589,19 @@ enum ScanUse {
 }
 
 impl ScanUse {
+    const fn max_walks(self) -> u32 {
+        match self {
+            Self::Pages => MAX_WALKS_FOR_PAGES,
+            Self::Result => MAX_WALKS,
+        }
+    }
+
     /// True if another scan would serve this use no better. The pages of tables that change are read again in the pause.
-    fn accepts(self, broken: Option<Broken>, elapsed: Duration) -> bool {
-        match (broken, self) {
+    fn accepts(self, scan: &HeapScan, elapsed: Duration) -> bool {
+        if scan.is_torn {
+            return false;
+        }
+        match (scan.broken, self) {
             (None, _) | (Some(Broken::Allocating), Self::Pages) => true,
             (Some(Broken::Allocating), Self::Result) => elapsed >= LONG_SCAN,
             (Some(broken), _) => broken.is_limit(),
@@ -579,17 +622,26 @@ mod tests {
 
     #[test]
     fn an_allocator_at_work_repeats_short_scans_for_a_result_and_the_limit_repeats_none() {
-        let allocating = Some(Broken::Allocating);
-        assert!(ScanUse::Pages.accepts(allocating, Duration::ZERO));
-        assert!(!ScanUse::Result.accepts(allocating, Duration::ZERO));
-        assert!(ScanUse::Result.accepts(allocating, LONG_SCAN));
-        let changed = Some(Broken::Link(0x7000));
+        let scan = |broken| HeapScan {
+            broken,
+            ..HeapScan::default()
+        };
+        let allocating = scan(Some(Broken::Allocating));
+        assert!(ScanUse::Pages.accepts(&allocating, Duration::ZERO));
+        assert!(!ScanUse::Result.accepts(&allocating, Duration::ZERO));
+        assert!(ScanUse::Result.accepts(&allocating, LONG_SCAN));
+        let changed = scan(Some(Broken::Link(0x7000)));
+        let torn = HeapScan {
+            is_torn: true,
+            ..HeapScan::default()
+        };
         for purpose in [ScanUse::Pages, ScanUse::Result] {
-            assert!(purpose.accepts(None, Duration::ZERO));
+            assert!(purpose.accepts(&scan(None), Duration::ZERO));
             for limit in [Broken::TooMany, Broken::TooLarge] {
-                assert!(purpose.accepts(Some(limit), Duration::ZERO));
+                assert!(purpose.accepts(&scan(Some(limit)), Duration::ZERO));
             }
-            assert!(!purpose.accepts(changed, LONG_SCAN));
+            assert!(!purpose.accepts(&changed, LONG_SCAN));
+            assert!(!purpose.accepts(&torn, LONG_SCAN));
         }
     }
 }

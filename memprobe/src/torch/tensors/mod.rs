@@ -281,6 +281,7 @@ impl HeapReader for TensorReader<'_> {
         KnownObjects {
             tensors: layouts
                 .map(|layouts| KnownTensors::of(image, layouts, &found.tensors, &found.reached)),
+            empty: found.empty,
             serving: found.serving,
         }
     }
@@ -296,13 +297,14 @@ impl HeapReader for TensorReader<'_> {
         let mut objects = moment.objects.tensors.clone();
         let mut reached = Vec::new();
         let layouts = match &known.tensors {
-            Some(known) => {
+            Some(tensors) => {
                 // Young objects are always listed again; those on unchanged pages are as they were.
-                objects.retain(|&object| !known.has(object));
+                objects.retain(|&object| !tensors.has(object));
                 let changed = image.changed();
-                objects.extend(known.changed(&changed));
-                reached = known.changed_reached(&changed);
-                Ok(known.layouts.clone())
+                objects.extend(tensors.changed(&changed));
+                objects.extend(&known.empty);
+                reached = tensors.changed_reached(&changed);
+                Ok(tensors.layouts.clone())
             }
             None => Layouts::find(image, self.version, &objects, moment.mode),
         };
@@ -329,6 +331,8 @@ impl HeapReader for TensorReader<'_> {
 struct KnownObjects {
     /// `None` if the layouts of tensors are unknown.
     tensors: Option<KnownTensors>,
+    /// Tensor objects that had no `TensorImpl`.
+    empty: Vec<u64>,
     serving: ServingObjects,
 }
 
@@ -339,7 +343,7 @@ struct Found {
     /// Pairs of a tensor's Python object and its `TensorImpl`.
     tensors: Vec<(u64, u64)>,
     /// Tensor objects without a `TensorImpl`: under construction or destruction.
-    empty: u64,
+    empty: Vec<u64>,
     /// All PyTorch objects reachable from these tensors.
     graph: RawGraph,
     /// `TensorImpl`s among them that Python has no object of, once [`HeapReader::touch`] has dropped the graph.
@@ -358,7 +362,7 @@ impl Default for Found {
         Self {
             layouts: None,
             tensors: Vec::new(),
-            empty: 0,
+            empty: Vec::new(),
             graph: RawGraph::default(),
             reached: Vec::new(),
             allocator: Ok(None),
@@ -418,7 +422,7 @@ impl Found {
         for &object in objects {
             match reader.tensor_of(object) {
                 Some(tensor) => self.tensors.push((object, tensor)),
-                None => self.empty += 1,
+                None => self.empty.push(object),
             }
         }
         impls.extend(self.tensors.iter().map(|&(_, tensor)| tensor));
@@ -469,7 +473,7 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         words.push(unknown.to_owned());
     }
     words.extend(counted(
-        found.empty,
+        found.empty.len() as u64,
         "tensor objects of Python hold no tensor",
     ));
     words.extend(found.graph.left_out.words());

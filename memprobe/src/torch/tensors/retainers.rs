@@ -310,7 +310,7 @@ mod tests {
         Found {
             layouts: None,
             tensors: Vec::new(),
-            empty: 0,
+            empty: Vec::new(),
             reached: Vec::new(),
             graph: RawGraph {
                 tensors: vec![

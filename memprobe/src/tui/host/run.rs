@@ -13,7 +13,7 @@ use super::super::News;
 use super::super::input::{Focus, InputEvent, wanted};
 use super::super::process::{ENDED, NO_WAY_BACK, ProcessStage};
 use super::super::table_screen::{
-    Errand, Note, ScreenHandle, ScreenRequest, SourcePlace, TableScreen,
+    Errand, Note, PromptKind, ScreenHandle, ScreenRequest, SourcePlace, TableScreen,
 };
 use super::super::terminal::{self, Stage, StageStep};
 use super::super::theme::{Theme, ThemeChoice};
@@ -65,6 +65,21 @@ struct Opened {
 
 /// Input events that are kept while a process opens. Later ones are dropped.
 const MAX_TYPED_AHEAD: usize = 64;
+
+impl Opened {
+    /// The receiver of the next key, once those typed ahead are handled.
+    fn focus(&self) -> Focus {
+        let typed = self.typed_ahead.iter();
+        typed.fold(Focus::Table, |focus, event| {
+            match (focus, wanted(event, focus)) {
+                (Focus::Table, Some(InputEvent::Filter)) => Focus::Prompt(PromptKind::Filter),
+                (Focus::Table, Some(InputEvent::Search)) => Focus::Prompt(PromptKind::Search),
+                (Focus::Prompt(_), Some(InputEvent::Accept | InputEvent::Back)) => Focus::Table,
+                (focus, _) => focus,
+            }
+        })
+    }
+}
 
 impl HostStage {
     fn new(
@@ -121,10 +136,11 @@ impl HostStage {
 
     /// Handles an event while a process is open. Keys that leave its screens return to the table.
     fn on_process(&mut self, event: &Event) -> Result<StageStep> {
-        let step = match (self.process(), wanted(event, Focus::Table)) {
+        let focus = self.opened.as_ref().map_or(Focus::Table, Opened::focus);
+        let step = match (self.process(), wanted(event, focus)) {
             (Some(stage), _) => stage.handle(event)?,
             (None, Some(InputEvent::Quit)) => StageStep::Leave,
-            (None, Some(InputEvent::Back)) => StageStep::Back,
+            (None, Some(InputEvent::Back)) if focus == Focus::Table => StageStep::Back,
             (None, _) => {
                 self.keep_typed_ahead(event);
                 StageStep::Nothing
@@ -469,6 +485,37 @@ mod tests {
         let asked = asked.map(HostCommand::Ask);
         let opened = HostCommand::Open(Tgid(1234));
         assert_eq!(caller.said, [&[opened][..], &asked].concat());
+    }
+
+    #[test]
+    fn letters_typed_ahead_into_a_filter_are_no_commands() {
+        let (mut caller, mut stage) = connect();
+        let filter = ['/', 'q', 'x'].map(KeyCode::Char);
+        for typed in [&[KeyCode::Enter][..], &filter].concat() {
+            assert_ne!(stage.handle(&key(typed)).unwrap(), StageStep::Leave);
+        }
+        let text = shown(
+            &mut caller,
+            &mut stage,
+            &[KeyCode::Enter, KeyCode::Char('q')],
+        );
+        assert!(
+            text.contains("qx") && !text.contains("model.py:88"),
+            "{text}"
+        );
+        assert_eq!(caller.said, [HostCommand::Open(Tgid(1234))]);
+    }
+
+    #[test]
+    fn escape_typed_ahead_closes_the_filter_first() {
+        let (_caller, mut stage) = connect();
+        let keys = [KeyCode::Enter, KeyCode::Char('/'), KeyCode::Esc];
+        for typed in keys {
+            stage.handle(&key(typed)).unwrap();
+        }
+        assert!(stage.opened.is_some());
+        let left = stage.handle(&key(KeyCode::Char('q'))).unwrap();
+        assert_eq!(left, StageStep::Leave);
     }
 
     #[test]

@@ -11,31 +11,48 @@ const ENDING: usize = 1 << 14;
 /// a few objects behind those that it adds, and a new object may lie where a known one was.
 pub(super) const KNOWN_ENOUGH: usize = 256;
 
+/// Most old objects that are all walked again. A collection of everything puts those that only others of them refer to
+/// behind the new ones (`move_unreachable` in Python/gc.c@v3.13.9).
+const FEW_OLD: usize = 1 << 13;
+
 /// The last objects of each list, with the list.
 #[derive(Clone, Debug, Default)]
-pub struct Endings(HashMap<u64, Generation>);
+pub struct Endings {
+    lists: HashMap<u64, Generation>,
+    has_few_old: bool,
+}
 
 impl Endings {
     /// Takes the objects in the order of [`ListWalk`](super::ListWalk).
     pub fn of(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> Self {
-        let mut endings = HashMap::new();
-        let (mut list, mut taken) = (None, 0);
+        let mut lists = HashMap::new();
+        let (mut list, mut taken, mut old) = (None, 0, 0);
         for (address, generation) in objects.rev() {
+            old += usize::from(generation == Generation::Old);
             if list != Some(generation) {
                 (list, taken) = (Some(generation), 0);
             }
             if taken < ENDING {
                 taken += 1;
-                endings.insert(address, generation);
+                lists.insert(address, generation);
             }
         }
-        Self(endings)
+        let has_few_old = old <= FEW_OLD;
+        Self { lists, has_few_old }
+    }
+
+    /// Objects at the end of a list that are walked even if they are known.
+    pub(super) const fn walked_again(&self, list: Generation) -> usize {
+        match list {
+            Generation::Old if self.has_few_old => FEW_OLD,
+            _ => list.restless(),
+        }
     }
 
     /// True if an object of a list was known. A young object that is now in a settled list is new there: it says
     /// nothing of the objects before it.
     pub(super) fn has(&self, address: u64, list: Generation) -> bool {
-        let earlier = self.0.get(&address);
+        let earlier = self.lists.get(&address);
         earlier.is_some_and(|earlier| earlier.is_settled() || !list.is_settled())
     }
 }
@@ -54,7 +71,7 @@ mod tests {
             .chain(list(40_000, 5, Generation::New))
             .collect();
         let endings = Endings::of(objects.into_iter());
-        assert_eq!(endings.0.len(), ENDING + 5 + ENDING + 3 + 5);
+        assert_eq!(endings.lists.len(), ENDING + 5 + ENDING + 3 + 5);
         for (at, is_last) in [
             (19_999, true),
             (0, false),

@@ -1,3 +1,5 @@
+use hashbrown::HashMap;
+
 use super::*;
 use crate::process::memory::fake::FakeMemory;
 use crate::python::heap::fake::FakeHeap;
@@ -108,42 +110,46 @@ fn a_torn_link_is_recognized_from_its_two_objects_alone() {
 fn what_was_added_to_a_list_is_found_from_its_end() {
     for layout in &LAYOUTS {
         let mut heap = FakeHeap::new(layout);
-        let objects: Vec<_> = (0..4_000).map(|_| heap.list(&[])).collect();
+        let objects: Vec<_> = (0..40_000).map(|_| heap.list(&[])).collect();
         let (memory, interpreter) = heap.finish();
         // Places of the old objects that are found.
         let found = |known: &dyn Fn(usize) -> Option<Generation>| {
-            let known = (0..4_000).filter_map(|place| Some((objects[place], known(place)?)));
+            let known = (0..40_000).filter_map(|place| Some((objects[place], known(place)?)));
             let known = Endings::of(known.collect::<Vec<_>>().into_iter());
             let (lists, extent) = (&layout.heap.collector, WalkExtent::Added(&known));
             let (listed, walked) = listed(&memory, lists, interpreter, extent);
             walked.unwrap();
-            let place = |address| objects.iter().position(|it| *it == address).unwrap();
+            let places: HashMap<u64, usize> = objects.iter().copied().zip(0..).collect();
             let old = listed
                 .into_iter()
                 .filter(|it| it.generation == Generation::Old);
-            old.map(|it| place(it.address)).collect::<Vec<_>>()
+            old.map(|it| places[&it.address]).collect::<Vec<_>>()
         };
         let backwards = |from: usize, count: usize| -> Vec<_> {
             (0..count).map(|number| from - 4 * number).collect()
         };
         // 50 objects were added behind all others.
-        let added = |place: usize| (place < 3_800).then(|| generation_of(place));
-        assert_eq!(found(&added), backwards(3_998, 50 + 255));
+        let added = |place: usize| (place < 39_800).then(|| generation_of(place));
+        assert_eq!(found(&added), backwards(39_998, 50 + 255));
         // The collector has moved some of the old ones behind them.
-        let moved = |place: usize| (!(3_600..3_900).contains(&place)).then(|| generation_of(place));
-        assert_eq!(found(&moved), backwards(3_998, 25 + 75 + 230));
+        let moved =
+            |place: usize| (!(39_600..39_900).contains(&place)).then(|| generation_of(place));
+        assert_eq!(found(&moved), backwards(39_998, 25 + 75 + 230));
         // The last ones were young, and known as such.
         let grown = |place: usize| {
-            let was = if place < 3_800 {
+            let was = if place < 39_800 {
                 generation_of(place)
             } else {
                 Generation::New
             };
             Some(was)
         };
-        assert_eq!(found(&grown), backwards(3_998, 50 + 255));
+        assert_eq!(found(&grown), backwards(39_998, 50 + 255));
+        // A list of few objects may have been put into another order.
+        let few = |place: usize| (place < 32_000).then(|| generation_of(place));
+        assert_eq!(found(&few), backwards(39_998, 1 << 13));
         // Without a known object, the walk ends at the beginning.
-        assert_eq!(found(&|_| None), backwards(3_998, 1_000));
+        assert_eq!(found(&|_| None), backwards(39_998, 10_000));
     }
 }
 

@@ -22,8 +22,8 @@ pub enum WalkExtent<'a> {
     /// moments. Where they contradict each other, the walk goes on with the list of the moment. It may visit objects
     /// twice and, if the collector reorders a list meanwhile, miss some.
     Running(&'a dyn LiveLists),
-    /// Each list from its end back to objects that are known, and young lists further. That finds the objects added
-    /// since.
+    /// Each list from its end back to objects that are known; young lists, and a short one of old objects, further. That
+    /// finds the objects added since.
     Added(&'a Endings),
 }
 
@@ -114,7 +114,11 @@ impl<'a, M: ReadMemory, F: FnMut(Listed)> ListWalk<'a, M, F> {
     /// Walks through a list. `heads` has those of all lists of the interpreter, by generation.
     fn list(&mut self, heads: &[u64; 4], generation: Generation) -> Result<(), Broken> {
         let head = heads[generation as usize];
-        let restless = self.count + generation.restless();
+        let restless = self.count
+            + match self.extent {
+                WalkExtent::Added(endings) => endings.walked_again(generation),
+                WalkExtent::All | WalkExtent::Running(_) => generation.restless(),
+            };
         let first = match self.extent {
             WalkExtent::Running(live) => live.words(head)?,
             WalkExtent::All | WalkExtent::Added(_) => words(self.memory, head)?,

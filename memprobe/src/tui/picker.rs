@@ -258,6 +258,7 @@ impl Stage for PickerStage {
     }
 
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
+        self.screen.catch_up(&self.context);
         self.screen.draw(buffer, &self.context, theme)
     }
 }

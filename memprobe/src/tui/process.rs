@@ -329,6 +329,7 @@ impl Stage for ProcessStage {
 
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
         let (screen, context) = self.parts();
+        screen.catch_up(context);
         screen.draw(buffer, context, theme)
     }
 

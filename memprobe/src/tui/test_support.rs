@@ -101,7 +101,9 @@ impl<C: Content> Shown<C> {
     }
 
     pub fn handle(&mut self, event: InputEvent) -> Option<ScreenRequest> {
-        self.screen.handle(event, &mut self.context)
+        let request = self.screen.handle(event, &mut self.context);
+        self.screen.catch_up(&self.context);
+        request
     }
 
     /// Changes the state around the screen.

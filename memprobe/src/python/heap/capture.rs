@@ -49,9 +49,10 @@ const MAX_STOPS: u32 = 100;
 /// First time between two stops.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
 
-/// Most scans of a running process before the result is accepted, and before it has shown enough pages: the lists in an
-/// incomplete copy are those of one moment.
+/// Most scans of a running process before the result is accepted.
 const MAX_WALKS: u32 = 5;
+
+/// Most scans of a running process before a copy. A copy that is incomplete still has the lists of one moment.
 const MAX_WALKS_FOR_PAGES: u32 = 3;
 
 /// Time after which scans are not repeated because the allocator was at work: its tables are so large that they change

@@ -235,7 +235,10 @@ impl Stage for HostStage {
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
         match self.process() {
             Some(stage) => stage.draw(buffer, theme),
-            None => self.host.draw(buffer, &self.context, theme),
+            None => {
+                self.host.catch_up(&self.context);
+                self.host.draw(buffer, &self.context, theme)
+            }
         }
     }
 
@@ -270,6 +273,7 @@ mod tests {
     use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use ratatui::layout::Rect;
     use tokio::sync::{mpsc, watch};
 
     use super::super::super::samples::{self as process_samples, Sources};
@@ -550,6 +554,26 @@ mod tests {
     }
 
     #[test]
+    fn letters_of_a_filter_are_taken_together_at_the_next_drawing_or_key() {
+        let (_caller, mut stage) = connect();
+        stage.resize(61, 17);
+        let all = stage.host.table.rows.len();
+        for letter in ['/', '#', '#'] {
+            stage.handle(&key(KeyCode::Char(letter))).unwrap();
+        }
+        assert_eq!(stage.host.table.rows.len(), all);
+        stage.draw(&mut Buffer::empty(Rect::new(0, 0, 61, 17)), &COLOUR);
+        assert!(stage.host.table.rows.is_empty());
+        for typed in [KeyCode::Backspace, KeyCode::Backspace] {
+            stage.handle(&key(typed)).unwrap();
+            assert!(stage.host.table.rows.is_empty());
+        }
+        stage.handle(&key(KeyCode::Down)).unwrap();
+        assert_eq!(stage.host.table.rows.len(), all);
+        assert_eq!(stage.host.state.selection.cursor, 1);
+    }
+
+    #[test]
     fn a_process_opens_where_the_window_was_resized_before() {
         let (_caller, mut stage) = connect();
         stage.resize(61, 17);
@@ -562,8 +586,7 @@ mod tests {
         let (sender, receiver) = watch::channel(view);
         stage.views = receiver;
         assert!(stage.take_news() && !stage.take_news());
-        let area = ratatui::layout::Rect::new(0, 0, 61, 17);
-        let mut buffer = Buffer::empty(area);
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 61, 17));
         stage.draw(&mut buffer, &COLOUR);
         let text: String = buffer
             .content

@@ -70,6 +70,8 @@ pub struct TableScreen<C: Content> {
     pub content: C,
     pub state: TableState<C::Key>,
     pub table: TableOf<C>,
+    /// True if letters of the filter were typed since the rows were made.
+    is_behind: bool,
 }
 
 /// Screen of any table in a context.
@@ -78,6 +80,10 @@ pub trait ScreenHandle<X> {
 
     /// Makes the rows anew, after new data or a new size.
     fn rebuild(&mut self, context: &X);
+
+    /// Makes the rows of a filter whose letters were typed. To be called before a drawing: the letters that are typed
+    /// until then are taken together.
+    fn catch_up(&mut self, context: &X);
 
     fn resize(&mut self, width: u16, height: u16, context: &X);
 
@@ -112,6 +118,7 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
     }
 
     fn rebuild(&mut self, context: &C::Context) {
+        self.is_behind = false;
         if self.content.has_changed(&self.state.query, context) {
             self.table = self.content.build(&mut self.state.query, context);
         }
@@ -121,6 +128,12 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
         self.state.selection.settle(rows.len(), height, place);
     }
 
+    fn catch_up(&mut self, context: &C::Context) {
+        if self.is_behind {
+            self.rebuild(context);
+        }
+    }
+
     fn resize(&mut self, width: u16, height: u16, context: &C::Context) {
         self.state.size = (width, height);
         self.rebuild(context);
@@ -128,6 +141,13 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
 
     fn handle(&mut self, event: InputEvent, context: &mut C::Context) -> Option<ScreenRequest> {
         self.state.note = None;
+        if self.edits_filter(event) {
+            self.react(event, context);
+            self.is_behind = true;
+            return None;
+        }
+        // Other keys are meant for the rows of the whole filter.
+        self.catch_up(context);
         let request = match self.react(event, context) {
             Reaction::Request(request) => Some(request),
             Reaction::Note(note) => {
@@ -193,6 +213,7 @@ impl<C: Content> TableScreen<C> {
                 size: (0, 0),
             },
             table: TableOf::<C>::default(),
+            is_behind: false,
         };
         screen.rebuild(context);
         screen
@@ -283,6 +304,13 @@ impl<C: Content> TableScreen<C> {
             },
         }
         Reaction::Done
+    }
+
+    /// True for input that changes the filter and nothing else.
+    fn edits_filter(&self, event: InputEvent) -> bool {
+        use InputEvent::{Erase, EraseAll, EraseWord, Type};
+        let is_edit = matches!(event, Type(_) | Erase | EraseWord | EraseAll);
+        is_edit && self.state.focus == Focus::Prompt(PromptKind::Filter)
     }
 
     /// Ends a prompt with its pattern.

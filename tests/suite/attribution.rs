@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use memprobe::attribution::category::Category;
+use memprobe_test_results::purpose_runs::PurposeRun;
+use memprobe_test_results::purposes::Purposes;
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
-use memprobe_tests::purpose_runs::PurposeRun;
-use memprobe_tests::purposes::Purposes;
 use serde_json::Value;
 
 fn compiled(

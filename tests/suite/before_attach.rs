@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use memprobe::report::DocumentFormat;
+use memprobe_test_results::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::environment::{On, TestEnvironment};
-use memprobe_tests::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::process::{Background, Finished};
 use memprobe_tests::pytorch::PyTorch;
 use serde::Deserialize;

@@ -3,9 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
+use memprobe_test_results::pages::{ExplainedPage, running_verdict};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::PATIENT;
-use memprobe_tests::pages::{ExplainedPage, running_verdict};
 use memprobe_tests::process::Background;
 use serde_json::Value;
 use tempfile::TempDir;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use memprobe::report::DocumentFormat;
+use memprobe_test_results::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::memprobe::PATIENT;
-use memprobe_tests::pages::{ExplainedPage, explain, set_driver};
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use serde::Deserialize;

@@ -294,7 +294,7 @@ fn workloads(run: &Run, list: &[&str], asked: &[String]) -> Result<Vec<String>> 
     Ok(known.into_iter().filter(is_asked).collect())
 }
 
-/// Builds memprobe, and a program of the tests' package.
+/// Builds memprobe, and a program of the tests' packages.
 pub fn build(repository: &Repository, program: &str) -> Result<()> {
     let cargo = || {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -303,7 +303,7 @@ pub fn build(repository: &Repository, program: &str) -> Result<()> {
         command
     };
     process::run(cargo().args(["--release", "--package", "memprobe"]))?;
-    process::run(cargo().args(["--package", "memprobe-tests", "--bin", program]))
+    process::run(cargo().args(["--workspace", "--bin", program]))
 }
 
 impl Run {

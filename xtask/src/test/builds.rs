@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::features::{self, Feature};
 use super::programs::{self, TestProgram};
 use super::steps::Steps;
-use super::{Extent, SUITE, cargo, lints};
+use super::{Extent, SUITE, SUITE_RESULTS, cargo, lints};
 use crate::repository::Repository;
 use crate::{package, process};
 
@@ -67,7 +67,7 @@ pub fn build(
     };
     let mut tests = tests_of(repository, features);
     if extent == Extent::WithoutPyTorch {
-        tests.args(["--exclude", SUITE]);
+        tests.args(["--exclude", SUITE, "--exclude", SUITE_RESULTS]);
     }
     let built = steps.take(PROGRAMS, || programs::build(&mut tests))?;
     Ok(Built {

@@ -73,6 +73,9 @@ impl Options {
 /// Package of the integration suite.
 const SUITE: &str = "memprobe-tests";
 
+/// Package of results in the types of memprobe's library, for [`SUITE`].
+const SUITE_RESULTS: &str = "memprobe-test-results";
+
 /// Folder of [`SUITE`].
 const SUITE_FOLDER: &str = "tests";
 

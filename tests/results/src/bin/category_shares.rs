@@ -3,9 +3,9 @@
 
 use std::process::ExitCode;
 
+use memprobe_test_results::purpose_runs::PurposeRun;
+use memprobe_test_results::purposes::{Purposes, Share};
 use memprobe_tests::environment::TestEnvironment;
-use memprobe_tests::purpose_runs::PurposeRun;
-use memprobe_tests::purposes::{Purposes, Share};
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::{Map, Value, json};
 

@@ -9,9 +9,9 @@ use memprobe::event::bytes::human;
 use memprobe::report::DocumentFormat;
 use serde_json::Value;
 
-use crate::environment::TestEnvironment;
-use crate::memprobe::PATIENT;
-use crate::process::Background;
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::memprobe::PATIENT;
+use memprobe_tests::process::Background;
 
 /// Owners of memory that a page shows one by one, and measures.
 const SHOWN_OWNERS: usize = 4;

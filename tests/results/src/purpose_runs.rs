@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::environment::TestEnvironment;
-use crate::process::Background;
 use crate::purposes::Purposes;
-use crate::pytorch::PyTorch;
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::PyTorch;
 
 /// A recorded workload.
 pub struct PurposeRun {

@@ -127,7 +127,7 @@ class Nest(nn.Module):
 
 
 class NestedLoop(Loop):
-    """As many layers as in four of the perceptrons, each within the one before: 100 Python frames at the innermost."""
+    """As many layers as in four of the perceptrons, each within the one before, with three Python frames each."""
 
     def build(self):
         self.x = torch.randn(self.BATCH, self.WIDTH, device="cuda")

@@ -34,7 +34,7 @@ enum LoopModel {
     Mlp,
     /// Six layers of a GPT
     Gpt,
-    /// 32 layers, each within the one before: stacks of up to 100 Python frames
+    /// 32 layers, each within the one before: deep stacks
     Nested,
 }
 

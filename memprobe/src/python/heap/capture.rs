@@ -8,8 +8,8 @@
 //! 3. The process resumes, and the second scan reads the copy. It begins with the allocator's tables: if the process was
 //!    stopped within an operation of the allocator, it is paused again.
 //!
-//! If the copy is incomplete, because contents of an old object were moved meanwhile, it is scanned with the missing parts
-//! from the running process, and the second and third step are repeated.
+//! If the copy is incomplete, because contents of an old object were moved meanwhile, it is scanned with the missing
+//! parts from the running process, and the second and third step are repeated.
 //! As a last resort everything is scanned and evaluated while the process is paused.
 
 mod attempts;

@@ -146,8 +146,8 @@ impl PauseAttempts {
     }
 }
 
-/// Waits while a collection is in progress, for a limited time. A process that collects nearly all the time would hardly ever be
-/// paused between two collections by chance.
+/// Waits while a collection is in progress, for a limited time. A process that collects nearly all the time would hardly
+/// ever be paused between two collections by chance.
 pub(super) fn wait_for_a_good_moment(python: &PythonProcess, most: Duration) {
     let start = Instant::now();
     let is_passing = |broken: Broken| !is_of_the_end(broken);

@@ -12,6 +12,7 @@ pub mod consumers;
 pub mod cuda_programs;
 pub mod environment;
 pub mod events;
+pub mod fork_server;
 pub mod frameworks;
 pub mod gated_workload;
 pub mod ledger;

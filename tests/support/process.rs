@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
+use crate::fork_server::Forked;
+
 /// Limit against hanging tests; no test depends on speed.
 const HANGS_AFTER: Duration = Duration::from_secs(180);
 
@@ -47,9 +49,47 @@ pub fn is_soon(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
+/// A process of a test.
+enum Process {
+    /// Its own child.
+    Child(Child),
+    /// A child of a fork server.
+    Forked(Forked),
+}
+
+impl Process {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Child(child) => child.id(),
+            Self::Forked(forked) => forked.id(),
+        }
+    }
+
+    /// Returns its status if it has ended.
+    fn status(&mut self) -> Option<ExitStatus> {
+        let status = match self {
+            Self::Child(child) => child.try_wait(),
+            Self::Forked(forked) => forked.try_wait(),
+        };
+        status.unwrap_or_else(|error| panic!("no status of process {}: {error}", self.id()))
+    }
+
+    /// Kills it, unless it has ended.
+    fn kill(&mut self) {
+        match self {
+            Self::Child(child) => {
+                // Both fail only if it has ended.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Self::Forked(forked) => forked.kill(),
+        }
+    }
+}
+
 /// A background process, killed on drop with its descendants.
 pub struct Background {
-    child: Child,
+    process: Process,
     words: String,
     printed: TempDir,
 }
@@ -63,7 +103,7 @@ pub struct Finished {
 }
 
 impl Background {
-    /// Starts a command without input.
+    /// Starts a command without input; a workload of PyTorch by a fork server, if one runs.
     ///
     /// # Panics
     ///
@@ -71,21 +111,25 @@ impl Background {
     pub fn start(command: &mut Command) -> Self {
         let printed = tempfile::tempdir().expect("a folder for what is printed");
         let file = |name: &str| File::create(printed.path().join(name)).expect("a file");
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file("stdout"))
-            .stderr(file("stderr"))
-            .spawn()
-            .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        let (stdout, stderr) = (file("stdout"), file("stderr"));
+        let path = |name: &str| printed.path().join(name);
+        let process = match Forked::start(command, &path("stdout"), &path("stderr")) {
+            Ok(Some(forked)) => Ok(Process::Forked(forked)),
+            Ok(None) => {
+                let command = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+                command.spawn().map(Process::Child)
+            }
+            Err(error) => Err(error),
+        };
         Self {
-            child,
+            process: process.unwrap_or_else(|error| panic!("{command:?} does not start: {error}")),
             words: format!("{command:?}"),
             printed,
         }
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.id()
     }
 
     /// Returns the standard output so far.
@@ -120,23 +164,19 @@ impl Background {
     }
 
     pub fn has_ended(&mut self) -> bool {
-        self.child
-            .try_wait()
-            .expect("a child can be asked")
-            .is_some()
+        self.process.status().is_some()
     }
 
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        let pid = pid.expect("the number of a process");
         rustix::process::kill_process(pid, signal).expect("the process is there");
     }
 
     /// Waits for the process to end.
     pub fn finish(mut self) -> Finished {
         let words = self.words.clone();
-        let status = wait_until(&format!("the end of {words}"), || {
-            self.child.try_wait().expect("a child can be asked")
-        });
+        let status = wait_until(&format!("the end of {words}"), || self.process.status());
         Finished {
             status,
             stdout: self.stdout(),
@@ -155,12 +195,11 @@ impl Drop for Background {
     /// that follow would find it.
     fn drop(&mut self) {
         let family = descendants(self.pid());
-        // All of these fail only for a process that has already ended.
-        let _ = self.child.kill();
+        self.process.kill();
         for pid in family {
+            // Fails only if it has ended.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
-        let _ = self.child.wait();
     }
 }
 

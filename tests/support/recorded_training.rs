@@ -1,6 +1,7 @@
 //! A recorded training loop, and its exports.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -14,22 +15,23 @@ pub struct RecordedTraining {
 }
 
 impl RecordedTraining {
-    /// Runs the training loop under `memprobe record`.
+    /// Runs the training loop under `memprobe record`, the first time in this program; then returns copies of that
+    /// recording.
     ///
     /// # Panics
     ///
     /// If it fails.
     pub fn take(environment: &TestEnvironment) -> Self {
-        let pytorch = environment.pytorch();
+        static TRACE: OnceLock<Vec<u8>> = OnceLock::new();
         let folder = tempfile::tempdir().expect("a folder");
-        let mut command = environment.memprobe();
-        command.args(["record", "-q", "--detail", "tensors", "-o"]);
-        command.arg(folder.path().join("trace.json"));
-        command.arg("--").arg(pytorch.python());
-        command.args(["mlp_adam.py", "--hidden", "256"]);
-        pytorch.settle(&mut command);
-        Background::start(&mut command).finish().succeeded();
-        Self { folder }
+        let trace = TRACE.get_or_init(|| {
+            let file = folder.path().join("trace.json");
+            record(environment, &file);
+            std::fs::read(file).expect("a recording")
+        });
+        let training = Self { folder };
+        std::fs::write(training.trace(), trace).expect("a copy of the recording");
+        training
     }
 
     pub fn folder(&self) -> &Path {
@@ -75,6 +77,17 @@ impl RecordedTraining {
         let mut report: Value = serde_json::from_str(&report.stdout).expect("JSON");
         report["devices"][0].take()
     }
+}
+
+/// Runs the training loop under `memprobe record`.
+fn record(environment: &TestEnvironment, file: &Path) {
+    let pytorch = environment.pytorch();
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "--detail", "tensors", "-o"]);
+    command.arg(file).arg("--").arg(pytorch.python());
+    command.args(["mlp_adam.py", "--hidden", "256"]);
+    pytorch.settle(&mut command);
+    Background::start(&mut command).finish().succeeded();
 }
 
 /// Path as text.

@@ -43,3 +43,8 @@ def switches_of_autograd():
 
 atexit.register(gc.freeze)
 atexit.register(wait_for_autograd)
+
+if "MEMPROBE_FORK_SERVER" in os.environ:
+    import fork_server
+
+    fork_server.serve_before_the_script()

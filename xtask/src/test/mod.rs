@@ -5,6 +5,7 @@ mod background;
 mod builds;
 pub mod environments;
 mod features;
+mod fork_servers;
 mod lints;
 mod longest;
 mod object;
@@ -27,6 +28,7 @@ use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
 use builds::Built;
 use features::Feature;
+use fork_servers::ForkServers;
 use object::Rebuilt;
 use outcome::{Skip, Skipped};
 use programs::{Job, LongTests, Report, Settings};
@@ -260,6 +262,8 @@ impl Run<'_> {
             variables.extend(made.map(|(name, value)| (name, value.into())));
             self.steps.take("tracefs", mount_tracefs)?;
         }
+        let servers = ForkServers::start(self.repository, &variables)?;
+        variables.push(servers.variable());
         let times = longest::begin(self.repository)?;
         variables.push((longest::TEST_TIMES.to_owned(), times.clone().into()));
         self.run_tests(&built, &variables)?;
@@ -267,6 +271,7 @@ impl Run<'_> {
         if let Some(object) = fresh.filter(|_| needs_pytorch) {
             self.run_suite_on(&object, built.tests, variables)?;
         }
+        servers.finish()?;
         if self.is_whole() {
             // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
             // fewer features, and cargo compiles memprobe again.

@@ -137,7 +137,7 @@ fn looking_a_function_up_gives_the_exported_one() {
                 .args(entries.into_iter().map(|entry| entry.name))
                 .env("LD_PRELOAD", &file),
         );
-        let printed = String::from_utf8_lossy(&output.stdout);
+        let printed = output.stdout;
         assert_eq!(printed.trim(), format!("{count} functions"));
     }
 }

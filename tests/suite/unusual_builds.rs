@@ -214,7 +214,7 @@ fn compare(reference: &Reference, events: &[Event]) -> usize {
 fn site_packages(pytorch: &PyTorch) -> std::path::PathBuf {
     let question = "import sysconfig; print(sysconfig.get_paths()['platlib'])";
     let answer = succeed(Command::new(pytorch.python()).args(["-c", question]));
-    String::from_utf8_lossy(&answer.stdout).trim().into()
+    answer.stdout.trim().into()
 }
 
 fn count(bytes: &[u8], word: &[u8]) -> usize {

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use rustix::process::{Pid, Signal};
@@ -20,6 +20,9 @@ pub const FORK_SERVERS: &str = "MEMPROBE_TEST_FORK_SERVERS";
 
 /// Environment variables that `PyTorch::settle` sets for a server too.
 const OF_A_SERVER: [&str; 2] = ["PYTHONDONTWRITEBYTECODE", "PYTHONPATH"];
+
+/// Options of Python that a server can give a workload.
+const QUIET: [&str; 2] = ["-W", "ignore"];
 
 /// Setting of the simulated driver that it reads when it is loaded, as a server has done.
 const READ_AT_LOAD: &str = "CUDASIM_OTHER_BRANCH";
@@ -35,6 +38,9 @@ pub struct Forked {
 /// A line to the server.
 #[derive(Serialize)]
 struct Request<'a> {
+    /// Options of Python.
+    options: Vec<&'a str>,
+    /// A script and its arguments.
     arguments: Vec<&'a str>,
     directory: &'a Path,
     settings: HashMap<&'a str, &'a str>,
@@ -50,19 +56,12 @@ impl Forked {
     ///
     /// If the server does not answer.
     pub fn start(command: &Command, stdout: &Path, stderr: &Path) -> io::Result<Option<Self>> {
-        let Some(servers) = std::env::var_os(FORK_SERVERS) else {
+        let Some(socket) = socket(Path::new(command.get_program())) else {
             return Ok(None);
         };
         let Some(request) = Request::of(command, stdout, stderr) else {
             return Ok(None);
         };
-        let Some(socket) = socket_name(command.get_program()) else {
-            return Ok(None);
-        };
-        let socket = Path::new(&servers).join(socket);
-        if !socket.exists() {
-            return Ok(None);
-        }
         let mut connection = UnixStream::connect(socket)?;
         let mut line = serde_json::to_string(&request)?;
         line.push('\n');
@@ -123,7 +122,8 @@ impl Forked {
 impl<'a> Request<'a> {
     fn of(command: &'a Command, stdout: &'a Path, stderr: &'a Path) -> Option<Self> {
         let arguments: Option<Vec<&str>> = command.get_args().map(OsStr::to_str).collect();
-        let arguments = arguments?;
+        let mut options = arguments?;
+        let arguments = options.split_off(if options.starts_with(&QUIET) { 2 } else { 0 });
         if !arguments.first()?.ends_with(".py") {
             return None;
         }
@@ -146,6 +146,7 @@ impl<'a> Request<'a> {
             settings.insert(name, value.to_str()?);
         }
         Some(Self {
+            options,
             arguments,
             directory,
             settings,
@@ -155,7 +156,20 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Returns the name of an interpreter's socket: that of its virtual environment.
-fn socket_name(python: &OsStr) -> Option<&OsStr> {
-    Path::new(python).parent()?.parent()?.file_name()
+/// True if this run has servers.
+pub fn are_here() -> bool {
+    std::env::var_os(FORK_SERVERS).is_some()
+}
+
+/// True if the server of an interpreter has imported PyTorch and accepts connections.
+pub fn has_server(python: &Path) -> bool {
+    socket(python).is_some()
+}
+
+/// Returns the socket of an interpreter's server, if it serves. It has the name of the virtual environment.
+fn socket(python: &Path) -> Option<PathBuf> {
+    let folder = std::env::var_os(FORK_SERVERS)?;
+    let environment = python.parent()?.parent()?.file_name()?;
+    let socket = Path::new(&folder).join(environment);
+    socket.exists().then_some(socket)
 }

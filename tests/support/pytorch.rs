@@ -1,9 +1,10 @@
 //! PyTorch installations of the suite, and its workloads.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use crate::cuda_programs::Entries;
+use crate::process::{Background, Finished};
 
 /// Environment variable with the interpreter for most tests. `cargo xtask test` sets it.
 pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
@@ -89,10 +90,7 @@ impl PyTorch {
         }
         let question = "import torch; print(torch.cuda.device_count())";
         let answer = succeed(self.command().args(["-c", question]));
-        let present = String::from_utf8_lossy(&answer.stdout)
-            .trim()
-            .parse()
-            .unwrap_or(0);
+        let present = answer.stdout.trim().parse().unwrap_or(0);
         if present < wanted {
             println!("skipped: {wanted} GPUs are wanted and {present} are here");
         }
@@ -177,19 +175,11 @@ pub fn workloads() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads")
 }
 
-/// Runs a command that must succeed.
+/// Runs a command that must succeed, without input.
 ///
 /// # Panics
 ///
 /// If it does not start or fails; the message contains its output.
-pub fn succeed(command: &mut Command) -> Output {
-    let output = command.output().expect("the command starts");
-    assert!(
-        output.status.success(),
-        "{command:?} failed ({})\n--- stdout\n{}--- stderr\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    output
+pub fn succeed(command: &mut Command) -> Finished {
+    Background::start(command).finish().succeeded()
 }

@@ -2,20 +2,18 @@
 
 `sitecustomize` calls `serve_before_the_script` in an interpreter whose environment has the path of a socket,
 `MEMPROBE_FORK_SERVER`. The script of that interpreter is an absolute path, longer than that of any workload, which
-need not exist. A connection sends a line of JSON: `arguments` (a script and its arguments), `directory`, `settings` (environment
-variables), and the paths of `stdout` and `stderr`. The answer is a line `pid N`; a line `status N` follows, as
-`waitpid` returns it, when the workload has ended. A connection that closes before ends its workload.
+need not exist. A connection sends a line of JSON: `options` of Python (`-W ignore` or none), `arguments` (a script and its arguments),
+`directory`, `settings` (environment variables), and the paths of `stdout` and `stderr`. The answer is a line `pid N`; a line `status N`
+follows, as `waitpid` returns it, when the workload has ended. A connection that closes before ends its workload.
 
 In the child `serve` returns, and the interpreter goes on to run its script as after any start: no frame of the server
-is left. The script's name
-stands in the wide strings of `PyConfig` (CPython Include/cpython/initconfig.h, `run_filename` and `argv`), the
-command line that others read lies where the kernel was told: the child replaces both. What it inherits besides, such
-as the modules of PyTorch and the parent process, is what a server that loads its model before it forks leaves to its
-workers.
+is left. The script's name stands in the wide strings of `PyConfig` (CPython Include/cpython/initconfig.h,
+`run_filename` and `argv`), and the command line in the memory that `/proc/PID/cmdline` shows: the child overwrites
+both. What it inherits besides, such as the modules of PyTorch and the parent process, is what a server that loads its
+model before it forks leaves to its workers.
 """
 
 import ctypes
-import gc
 import json
 import os
 import selectors
@@ -23,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+import warnings
 
 # The name of the script, to be overwritten in place.
 PLACEHOLDER = sys.argv[0]
@@ -31,16 +30,6 @@ PLACEHOLDER = sys.argv[0]
 CONFIG_BYTES = 1024
 
 PR_SET_PDEATHSIG = 1
-
-
-class Workload:
-    """A workload that runs, and the connection that asked for it."""
-
-    def __init__(self, connection):
-        self.connection = connection
-        self.request = b""
-        self.pid = None
-        self.pidfd = None
 
 
 def serve_before_the_script():
@@ -61,32 +50,10 @@ def serve(path):
     """Forks a workload for each request. Returns in the children alone."""
     names = names_of_the_script()
     import_pytorch()
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
-        # The name appears when connections are accepted.
-        listener.bind(path + ".new")
-        listener.listen(64)
-        os.rename(path + ".new", path)
-        selector.register(listener, selectors.EVENT_READ)
-        workloads = set()
-        while True:
-            for key, _ in selector.select():
-                workload = key.data
-                if workload is None:
-                    workload = Workload(listener.accept()[0])
-                    workloads.add(workload)
-                    selector.register(workload.connection, selectors.EVENT_READ, workload)
-                elif key.fd == workload.pidfd:
-                    report_end(selector, workload)
-                    workloads.remove(workload)
-                elif received := receive(selector, workload):
-                    if start(selector, workload, received):
-                        close_all(workloads)
-                        break
-            else:
-                continue
-            break
-    become(names, received)
+    end_with_parent()
+    with Server(path) as server:
+        request = server.wait_as_child()
+    become(names, request)
 
 
 def import_pytorch():
@@ -97,56 +64,102 @@ def import_pytorch():
         import torch._dynamo  # noqa: F401
 
 
-def receive(selector, workload):
-    """Returns the request once it is whole. Ends the workload of a connection that was closed."""
-    part = workload.connection.recv(1 << 16)
-    if not part:
-        selector.unregister(workload.connection)
-        if workload.pidfd is not None:
+class Workload:
+    """A workload that runs, or whose request is not whole, and the connection that asked for it."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.request = b""
+        self.pid = None
+        self.pidfd = None
+
+    def close(self):
+        self.connection.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+    def send(self, line):
+        """Sends a line; whoever closed the connection misses nothing."""
+        try:
+            self.connection.sendall(line.encode())
+        except OSError:
+            pass
+
+
+class Server:
+    """Connections and the workloads that they asked for."""
+
+    def __init__(self, path):
+        self.workloads = set()
+        self.selector = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX)
+        # The name appears when connections are accepted.
+        self.listener.bind(path + ".new")
+        self.listener.listen(64)
+        os.rename(path + ".new", path)
+        self.selector.register(self.listener, selectors.EVENT_READ)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Closes in a child what belongs to the server."""
+        for workload in self.workloads:
+            workload.close()
+        self.listener.close()
+        self.selector.close()
+
+    def wait_as_child(self):
+        """Serves; returns in each child, with its request."""
+        while True:
+            for key, _ in self.selector.select():
+                workload = key.data
+                if workload is None:
+                    self.accept()
+                elif key.fd == workload.pidfd:
+                    self.report_end(workload)
+                elif (request := self.receive(workload)) and self.fork(workload) == 0:
+                    return request
+
+    def accept(self):
+        workload = Workload(self.listener.accept()[0])
+        self.workloads.add(workload)
+        self.selector.register(workload.connection, selectors.EVENT_READ, workload)
+
+    def receive(self, workload):
+        """Returns the request once it is whole. Ends the workload of a connection that was closed."""
+        part = workload.connection.recv(1 << 16)
+        if part:
+            workload.request += part
+            return json.loads(workload.request) if part.endswith(b"\n") else None
+        self.selector.unregister(workload.connection)
+        if workload.pidfd is None:
+            self.forget(workload)
+        else:
             signal.pidfd_send_signal(workload.pidfd, signal.SIGKILL)
         return None
-    workload.request += part
-    return json.loads(workload.request) if workload.request.endswith(b"\n") else None
 
+    def fork(self, workload):
+        """Returns the PID, or 0 in the child."""
+        pid = os.fork()
+        if pid != 0:
+            workload.pid, workload.pidfd = pid, os.pidfd_open(pid)
+            self.selector.register(workload.pidfd, selectors.EVENT_READ, workload)
+            workload.send(f"pid {pid}\n")
+        return pid
 
-def start(selector, workload, request):
-    """Forks; returns True in the child."""
-    # A child that a parent's collector has just left is like others: nothing waits to be collected.
-    gc.collect(0)
-    pid = os.fork()
-    if pid == 0:
-        return True
-    workload.pid, workload.pidfd = pid, os.pidfd_open(pid)
-    selector.register(workload.pidfd, selectors.EVENT_READ, workload)
-    send(workload.connection, f"pid {pid}\n")
-    return False
+    def report_end(self, workload):
+        """Answers with the status of a workload that has ended."""
+        _, status = os.waitpid(workload.pid, 0)
+        self.selector.unregister(workload.pidfd)
+        if workload.connection in (key.fileobj for key in self.selector.get_map().values()):
+            self.selector.unregister(workload.connection)
+        workload.send(f"status {status}\n")
+        self.forget(workload)
 
-
-def report_end(selector, workload):
-    """Answers with the status of a workload that has ended."""
-    _, status = os.waitpid(workload.pid, 0)
-    selector.unregister(workload.pidfd)
-    os.close(workload.pidfd)
-    if workload.connection in {key.fileobj for key in selector.get_map().values()}:
-        selector.unregister(workload.connection)
-        send(workload.connection, f"status {status}\n")
-    workload.connection.close()
-
-
-def send(connection, line):
-    """Sends a line; whoever closed the connection misses nothing."""
-    try:
-        connection.sendall(line.encode())
-    except BrokenPipeError:
-        pass
-
-
-def close_all(workloads):
-    """Closes in the child what belongs to other workloads and to this one's request."""
-    for workload in workloads:
-        workload.connection.close()
-        if workload.pidfd is not None:
-            os.close(workload.pidfd)
+    def forget(self, workload):
+        self.workloads.remove(workload)
+        workload.close()
 
 
 def become(names, request):
@@ -157,17 +170,22 @@ def become(names, request):
         os.close(file)
     os.chdir(request["directory"])
     os.environ.update(request["settings"])
-    script, *rest = request["arguments"]
+    options, (script, *rest) = request["options"], request["arguments"]
+    if options:
+        sys.warnoptions.append("ignore")
+        warnings.filterwarnings("ignore")
     # `__main__` has an absolute path since 3.9; `sys.argv` has what was written.
     whole = os.path.join(request["directory"], script)
     for address, is_argument in names:
         write_wide(address, script if is_argument else whole)
     sys.argv[:] = [script, *rest]
     if hasattr(sys, "orig_argv"):
-        sys.orig_argv[1:] = [script, *rest]
+        sys.orig_argv[1:] = [*options, script, *rest]
     with open("/proc/self/cmdline", "rb") as file:
-        program = file.read().split(b"\0")[0]
-    set_command_line([program, *map(os.fsencode, request["arguments"])])
+        words = file.read().split(b"\0")
+    # A Python with its own C library is started by its loader.
+    program = words[: words.index(os.fsencode(PLACEHOLDER))]
+    set_command_line([*program, *map(os.fsencode, [*options, script, *rest])])
 
 
 def names_of_the_script():
@@ -176,19 +194,19 @@ def names_of_the_script():
     config.restype = ctypes.c_void_p
     names = []
     with open("/proc/self/mem", "rb", 0) as memory:
-        for word in words(memory, config(), CONFIG_BYTES // 8):
+        for word in words_at(memory, config(), CONFIG_BYTES // 8):
             if is_placeholder(memory, word):
                 names.append((word, False))
                 continue
-            for inner in words(memory, word, 2):
+            for inner in words_at(memory, word, 2):
                 if is_placeholder(memory, inner):
                     names.append((inner, True))
     if {is_argument for _, is_argument in names} != {False, True}:
-        sys.exit("fork server: this Python keeps the name of its script in another place")
+        give_up("this Python keeps the name of its script in another place")
     return names
 
 
-def words(memory, address, count):
+def words_at(memory, address, count):
     """Returns words at an address; none where nothing is mapped."""
     return struct.unpack(f"{count}Q", data) if (data := read(memory, address, 8 * count)) else ()
 
@@ -212,7 +230,7 @@ def read(memory, address, size):
 def write_wide(address, text):
     """Overwrites the placeholder."""
     if len(text) > len(PLACEHOLDER):
-        sys.exit(f"fork server: the path is too long: {text}")
+        give_up(f"the path is too long: {text}")
     wide = (text + "\0").encode("utf-32-le")
     ctypes.memmove(address, wide, len(wide))
 
@@ -225,14 +243,18 @@ def set_command_line(arguments):
     start, end = int(fields[45]), int(fields[46])
     line = b"".join(argument + b"\0" for argument in arguments)
     if len(line) > end - start:
-        sys.exit(f"fork server: the command line is too long: {arguments}")
+        give_up(f"the command line is too long: {arguments}")
     ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 
-def prctl(*arguments):
-    """Calls prctl(2)."""
-    padded = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:5]]
+def end_with_parent():
+    """Has the kernel end this process with its parent; its children keep running (prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(*padded) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl{arguments}: {os.strerror(error)}")
+    if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM)) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
+
+
+def give_up(reason):
+    """Ends this process: whoever asked for an importer goes on after `SystemExit`."""
+    print("fork server:", reason, file=sys.stderr, flush=True)
+    os._exit(1)

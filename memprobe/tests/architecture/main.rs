@@ -7,9 +7,10 @@ mod names;
 mod source;
 mod variables;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use modules::{
     MAX_LINES, MODULES, Module, PURE_FILES, STDERR, STDERR_FILES, STDERR_MACROS, STDOUT,
@@ -72,11 +73,20 @@ fn text(file: &Path) -> String {
     fs::read_to_string(repository().join(file)).expect("a readable source")
 }
 
-fn parsed(file: &Path) -> Source {
-    // Outside memprobe/src a file counts as a module of its own.
-    let name = file.file_name().expect("a file").as_ref();
-    let within = file.strip_prefix("memprobe/src").unwrap_or(name);
-    Source::parse(within, &text(file)).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+/// Returns a file as the first test that asked for it parsed it: several ask for every file.
+fn parsed(file: &Path) -> &'static Source {
+    static FILES: Mutex<BTreeMap<PathBuf, &OnceLock<Source>>> = Mutex::new(BTreeMap::new());
+    let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    let new = || -> &OnceLock<Source> { Box::leak(Box::default()) };
+    let source = *files.entry(file.to_owned()).or_insert_with(new);
+    drop(files);
+    source.get_or_init(|| {
+        // Outside memprobe/src a file counts as a module of its own.
+        let name = file.file_name().expect("a file").as_ref();
+        let within = file.strip_prefix("memprobe/src").unwrap_or(name);
+        let source = Source::parse(within, &text(file));
+        source.unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    })
 }
 
 /// Returns the modules on disk: the folders below `memprobe/src`, and files as a name with extension.
@@ -117,7 +127,7 @@ fn a_module_uses_only_allowed_paths() {
             .strip_prefix("memprobe/src")
             .expect("below memprobe/src");
         if let Some(module) = MODULES.iter().find(|module| module.holds(within)) {
-            violations.extend(shown(&file, &module.violations(&parsed(&file))));
+            violations.extend(shown(&file, &module.violations(parsed(&file))));
         }
     }
     assert!(
@@ -148,7 +158,7 @@ fn a_module_uses_only_modules_above_it() {
 fn pure_files_use_no_system() {
     for file in PURE_FILES {
         let file = Path::new("memprobe/src").join(file);
-        let found = shown(&file, &impurities(&parsed(&file)));
+        let found = shown(&file, &impurities(parsed(&file)));
         assert!(found.is_empty(), "{}", found.join("\n"));
     }
 }

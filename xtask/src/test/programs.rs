@@ -299,17 +299,24 @@ impl<'a> Queue<'a> {
 }
 
 /// Jobs that take minutes. On a fresh checkout they come first, so that none is left alone at the end.
-const LONG: [&str; 11] = [
+const LONG: [&str; 18] = [
     "another kernel",
     "memprobe/src/lib.rs",
     "tests/suite/attribution.rs",
     "tests/suite/before_attach.rs",
+    "tests/suite/compact_recordings.rs",
     "tests/suite/cuda_sim.rs",
+    "tests/suite/estimate.rs",
     "tests/suite/exactness.rs",
+    "tests/suite/export_snapshot.rs",
+    "tests/suite/kv_cache.rs",
+    "tests/suite/late_tables.rs",
     "tests/suite/snapshot_safety.rs",
     "tests/suite/snapshots.rs",
+    "tests/suite/suspend.rs",
     "tests/suite/top.rs",
     "tests/suite/training_shapes.rs",
+    "tests/suite/watch.rs",
     "tests/suite/waterfall.rs",
 ];
 

@@ -55,6 +55,10 @@ const MAX_WALKS: u32 = 5;
 /// Most scans of a running process before a copy. A copy that is incomplete still has the lists of one moment.
 const MAX_WALKS_FOR_PAGES: u32 = 3;
 
+/// Time in which scans for a result are repeated whatever their number if their tensors could not be read: there would be
+/// no result.
+const TORN_SCANS: Duration = Duration::from_secs(10);
+
 /// Time after which scans are not repeated because the allocator was at work: its tables are so large that they change
 /// during every scan.
 const LONG_SCAN: Duration = Duration::from_millis(500);
@@ -570,8 +574,10 @@ impl<H: HeapReader> Capture<'_, H> {
             walks += 1;
             let (moment, elapsed) = (&found.0, start.elapsed());
             log::debug!("scan {walks}: {elapsed:?}, {:?}", moment.broken);
-            let is_good = purpose.accepts(moment, elapsed);
-            if is_good || stands || walks == purpose.max_walks() {
+            if stands
+                || purpose.accepts(moment, elapsed)
+                || purpose.gives_up(walks, moment, elapsed)
+            {
                 return found;
             }
             drop(found);
@@ -590,10 +596,11 @@ enum ScanUse {
 }
 
 impl ScanUse {
-    const fn max_walks(self) -> u32 {
+    /// True if no more scans follow this many. A torn scan would be no result, but shows pages.
+    fn gives_up(self, walks: u32, scan: &HeapScan, elapsed: Duration) -> bool {
         match self {
-            Self::Pages => MAX_WALKS_FOR_PAGES,
-            Self::Result => MAX_WALKS,
+            Self::Pages => walks >= MAX_WALKS_FOR_PAGES,
+            Self::Result => walks >= MAX_WALKS && (!scan.is_torn || elapsed >= TORN_SCANS),
         }
     }
 
@@ -644,5 +651,24 @@ mod tests {
             assert!(!purpose.accepts(&changed, LONG_SCAN));
             assert!(!purpose.accepts(&torn, LONG_SCAN));
         }
+    }
+
+    #[test]
+    fn scans_whose_tensors_could_not_be_read_are_repeated_for_a_while_if_there_would_be_no_result()
+    {
+        let broken = HeapScan {
+            broken: Some(Broken::Link(0x7000)),
+            ..HeapScan::default()
+        };
+        let torn = HeapScan {
+            is_torn: true,
+            ..HeapScan::default()
+        };
+        let gives_up = |purpose: ScanUse, walks, scan| purpose.gives_up(walks, scan, LONG_SCAN);
+        assert!(!gives_up(ScanUse::Result, MAX_WALKS - 1, &broken));
+        assert!(gives_up(ScanUse::Result, MAX_WALKS, &broken));
+        assert!(!gives_up(ScanUse::Result, MAX_WALKS, &torn));
+        assert!(ScanUse::Result.gives_up(MAX_WALKS, &torn, TORN_SCANS));
+        assert!(gives_up(ScanUse::Pages, MAX_WALKS_FOR_PAGES, &torn));
     }
 }

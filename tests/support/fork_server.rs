@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ struct Request<'a> {
 
 impl Forked {
     /// Starts a command if a server can: a script of an interpreter with a server, with settings that are read after
-    /// PyTorch was loaded. `None` if it cannot.
+    /// PyTorch was loaded. `None` if it cannot. A user or a name of its own would be ignored: a [`Command`] does not
+    /// show them.
     ///
     /// # Errors
     ///
@@ -95,7 +96,7 @@ impl Forked {
         if self.status.is_some() {
             return Ok(self.status);
         }
-        match self.connection.read_to_string(&mut self.line) {
+        match self.connection.read_line(&mut self.line) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),

@@ -9,6 +9,15 @@ use memprobe_tests::pytorch::PyTorch;
 use rustix::process::Signal;
 use serde_json::Value;
 
+/// Returns the environment of a test of the servers; without them, prints why it is skipped.
+fn with_servers() -> Option<TestEnvironment> {
+    if !fork_server::are_here() {
+        println!("skipped: no fork server runs; run `cargo xtask test --only fork_servers`");
+        return None;
+    }
+    TestEnvironment::take()
+}
+
 /// A program that prints what it sees of its start.
 fn program(pytorch: &PyTorch, status: &str) -> Command {
     let mut command = pytorch.command();
@@ -32,13 +41,9 @@ fn json(stdout: &[u8]) -> Value {
 
 #[test]
 fn a_forked_program_sees_the_start_that_it_would_have_had_alone() {
-    let Some(environment) = TestEnvironment::take() else {
+    let Some(environment) = with_servers() else {
         return;
     };
-    if !fork_server::are_here() {
-        println!("skipped: no fork server runs; run `cargo xtask test --only fork_servers`");
-        return;
-    }
     for pytorch in environment.pytorches_on(On::Each) {
         let alone = program(pytorch, "0").output().expect("it starts");
         let alone = json(&alone.stdout);
@@ -54,13 +59,9 @@ fn a_forked_program_sees_the_start_that_it_would_have_had_alone() {
 
 #[test]
 fn the_end_of_a_forked_program_is_reported_as_its_parent_sees_it() {
-    let Some(environment) = TestEnvironment::take() else {
+    let Some(environment) = with_servers() else {
         return;
     };
-    if !fork_server::are_here() {
-        println!("skipped: no fork server runs; run `cargo xtask test --only fork_servers`");
-        return;
-    }
     let pytorch = environment.pytorch();
     assert_eq!(forked(pytorch, "7").finish().status.code(), Some(7));
     let mut held = Background::start(pytorch.command().args(["hold.py", "--mib", "1"]));

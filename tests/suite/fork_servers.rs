@@ -28,11 +28,20 @@ fn program(pytorch: &PyTorch, status: &str) -> Command {
 }
 
 /// Starts a program by the server of its Python.
-fn forked(pytorch: &PyTorch, status: &str) -> Background {
+fn start(pytorch: &PyTorch, command: &mut Command) -> Background {
     wait_until("the server of this Python", || {
         fork_server::has_server(pytorch.python()).then_some(())
     });
-    Background::start(&mut program(pytorch, status))
+    Background::start(command)
+}
+
+fn forked(pytorch: &PyTorch, status: &str) -> Background {
+    start(pytorch, &mut program(pytorch, status))
+}
+
+/// Starts a program that runs until it is ended.
+fn held(pytorch: &PyTorch) -> Background {
+    start(pytorch, pytorch.command().args(["hold.py", "--mib", "1"]))
 }
 
 fn json(stdout: &[u8]) -> Value {
@@ -64,7 +73,7 @@ fn the_end_of_a_forked_program_is_reported_as_its_parent_sees_it() {
     };
     let pytorch = environment.pytorch();
     assert_eq!(forked(pytorch, "7").finish().status.code(), Some(7));
-    let mut held = Background::start(pytorch.command().args(["hold.py", "--mib", "1"]));
+    let mut held = held(pytorch);
     held.wait_for("READY");
     assert!(!held.has_ended());
     held.signal(Signal::TERM);
@@ -74,15 +83,11 @@ fn the_end_of_a_forked_program_is_reported_as_its_parent_sees_it() {
 
 #[test]
 fn a_forked_program_ends_with_its_test() {
-    let Some(environment) = TestEnvironment::take() else {
+    let Some(environment) = with_servers() else {
         return;
     };
-    let held = Background::start(
-        environment
-            .pytorch()
-            .command()
-            .args(["hold.py", "--mib", "1"]),
-    );
+    let mut held = held(environment.pytorch());
+    held.wait_for("READY");
     let process = std::path::PathBuf::from(format!("/proc/{}", held.pid()));
     assert!(process.exists());
     drop(held);

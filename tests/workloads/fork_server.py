@@ -26,7 +26,7 @@ import warnings
 # The name of the script, to be overwritten in place.
 PLACEHOLDER = sys.argv[0]
 
-# Bytes of PyConfig that are searched. It has some 500.
+# Bytes from the begin of PyConfig that are searched for pointers to the name.
 CONFIG_BYTES = 1024
 
 PR_SET_PDEATHSIG = 1
@@ -116,6 +116,8 @@ class Server:
                 workload = key.data
                 if workload is None:
                     self.accept()
+                elif workload not in self.workloads:
+                    continue  # Its end was reported in this round.
                 elif key.fd == workload.pidfd:
                     self.report_end(workload)
                 elif (request := self.receive(workload)) and self.fork(workload) == 0:

@@ -44,6 +44,7 @@ def switches_of_autograd():
 atexit.register(gc.freeze)
 atexit.register(wait_for_autograd)
 
+# An interpreter from which others are forked; see there.
 if "MEMPROBE_FORK_SERVER" in os.environ:
     import fork_server
 

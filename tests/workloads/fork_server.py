@@ -2,9 +2,10 @@
 
 `sitecustomize` calls `serve_before_the_script` in an interpreter whose environment has the path of a socket,
 `MEMPROBE_FORK_SERVER`. The script of that interpreter is an absolute path, longer than that of any workload, which
-need not exist. A connection sends a line of JSON: `options` of Python (`-W ignore` or none), `arguments` (a script and its arguments),
-`directory`, `settings` (environment variables), and the paths of `stdout` and `stderr`. The answer is a line `pid N`; a line `status N`
-follows, as `waitpid` returns it, when the workload has ended. A connection that closes before ends its workload.
+need not exist. A connection sends a line of JSON: `options` of Python (`-W ignore` or none), `arguments` (a script
+and its arguments), `directory`, `settings` (environment variables), and the paths of `stdout` and `stderr`. The answer
+is a line `pid N`; a line `status N` follows, as `waitpid` returns it, when the workload has ended. A connection that
+closes before ends its workload.
 
 In the child `serve` returns, and the interpreter goes on to run its script as after any start: no frame of the server
 is left. The script's name stands in the wide strings of `PyConfig` (CPython Include/cpython/initconfig.h,

@@ -130,8 +130,8 @@ pub enum Company {
     None,
 }
 
-/// Number of slots. Most of a test is a program that starts, on one core.
-const SLOTS: usize = 2;
+/// Number of slots: more than two processors, since much of a test waits for a process to reach a state.
+const SLOTS: usize = 3;
 
 /// Locked slots, until they are dropped. A test that runs CUDA programs without memprobe takes one too:
 /// tests of the whole machine add up every process on it.

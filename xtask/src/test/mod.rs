@@ -1,5 +1,5 @@
 //! `cargo xtask test`: the checks of CI. While the compiler runs, other processes set up the
-//! environments of the tests and rebuild the eBPF programs. Then the test programs run, two at a time.
+//! environments of the tests and rebuild the eBPF programs. Then the test programs run, three at a time.
 
 mod background;
 mod builds;

@@ -22,7 +22,7 @@ use super::{OWN_FOLDER, SUITE_FOLDER};
 use crate::process;
 
 /// Programs run at once: one for each slot of the tests (`tests/support/environment.rs`).
-const AT_ONCE: u32 = 2;
+const AT_ONCE: u32 = 3;
 
 /// A built test program.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,9 @@
 //! C programs on the simulated CUDA, without PyTorch and without Python.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -62,13 +65,37 @@ impl Cuda {
         Entries::ALL.into_iter().map(Self::build)
     }
 
-    /// Builds the driver and the runtime.
+    /// Builds the driver and the runtime, or copies them from an earlier build of the same sources: tests would spend
+    /// minutes on it.
     ///
     /// # Panics
     ///
     /// Where there is no C compiler, or it fails.
     pub fn build(entries: Entries) -> Self {
+        let test = std::env::current_exe().expect("a test has a path");
+        let profile = test.ancestors().nth(2);
+        let builds = profile.expect("tests lie in target/PROFILE/deps");
+        let builds = builds.join("simulated-cuda");
+        fs::create_dir_all(&builds).expect("a folder for builds");
+        let built = builds.join(format!("{entries:?}-{:016x}", digest_of_sources()));
+        if !built.exists() {
+            let build = Self::build_in(&builds, entries);
+            // It fails where another test has built them meanwhile.
+            let _ = fs::rename(build.folder.path(), &built);
+        }
         let folder = tempfile::tempdir().expect("a folder for what is built");
+        // No links: probes are placed by file, and would fire in the processes of other tests.
+        for file in fs::read_dir(&built).expect("the build") {
+            let file = file.expect("a file");
+            let copy = folder.path().join(file.file_name());
+            fs::copy(file.path(), copy).expect("copied");
+        }
+        Self { folder, entries }
+    }
+
+    /// Builds the driver and the runtime in a new folder below this one.
+    fn build_in(builds: &Path, entries: Entries) -> Self {
+        let folder = tempfile::tempdir_in(builds).expect("a folder for a build");
         let cuda = Self { folder, entries };
         let hidden = ["-fvisibility=hidden", "-shared"];
         let driver = [hidden[0], hidden[1], entries.option()];
@@ -96,11 +123,9 @@ impl Cuda {
     }
 
     fn compile(&self, name: &str, folder: &str, options: &[&str], with: &[&Path]) {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
-        let sources = std::fs::read_dir(root.join(folder)).expect("the simulation's sources");
-        let sources = sources
-            .map(|entry| entry.expect("a file").path())
-            .filter(|path| path.extension().is_some_and(|end| end == "c"));
+        let root = simulation();
+        let sources = files_in(&root.join(folder)).into_iter();
+        let sources = sources.filter(|path| path.extension().is_some_and(|end| end == "c"));
         let mut command = compiler();
         command
             .args(options)
@@ -149,8 +174,8 @@ impl Cuda {
     ///
     /// If the build fails.
     pub fn nvml(&self, folder: &Path, options: &[&str]) {
-        std::fs::create_dir(folder).expect("a new folder");
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
+        fs::create_dir(folder).expect("a new folder");
+        let root = simulation();
         let mut command = compiler();
         command
             .args(["-Wall", "-Wextra", "-Werror"])
@@ -184,9 +209,40 @@ impl Cuda {
 }
 
 fn compiler() -> Command {
-    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    let mut command = Command::new(compiler_name());
     command.args(FLAGS);
     command
+}
+
+fn compiler_name() -> OsString {
+    std::env::var_os("CC").unwrap_or_else(|| "cc".into())
+}
+
+/// Folder of the simulated CUDA's sources.
+fn simulation() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim")
+}
+
+/// Files of a folder, in the order of their names.
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).expect("the simulation's sources");
+    let files = files.map(|file| file.expect("a file").path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
+    files.sort();
+    files
+}
+
+/// Digest of all from which [`Cuda::build_in`] makes its files, but for the compiler's version.
+fn digest_of_sources() -> u64 {
+    let mut digest = DefaultHasher::new();
+    (compiler_name(), FLAGS, include_str!("cuda_programs.rs")).hash(&mut digest);
+    for folder in ["cuda", "cudart", "include"] {
+        for file in files_in(&simulation().join(folder)) {
+            fs::read(&file).expect("a source").hash(&mut digest);
+            file.hash(&mut digest);
+        }
+    }
+    digest.finish()
 }
 
 fn source(name: &str) -> PathBuf {

@@ -92,8 +92,6 @@ enum Verb {
         #[arg(long)]
         pictures: bool,
     },
-    /// Build memprobe from its own packages alone, as `cargo install memprobe` does, into target/release
-    Package,
     /// Write what packages install beside memprobe: manual pages, and completions for bash, zsh and fish
     PackageFiles {
         /// Folder to write into, such as /usr/local
@@ -175,7 +173,6 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Fuzz(options) => fuzz::run(&repository, &options),
         Verb::Screens { pictures: true } => screens::write_pictures(&repository),
         Verb::Screens { pictures: false } => screens::run(&repository),
-        Verb::Package => package::build(&repository),
         Verb::PackageFiles { prefix } => package_files::write(&repository, &prefix),
         Verb::Pages => pages::write(&repository),
         Verb::Kernels(options) => kernels::run(&repository, &options),

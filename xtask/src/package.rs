@@ -1,7 +1,7 @@
 //! Builds memprobe from its own packages alone, as `cargo install memprobe` builds it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -13,9 +13,8 @@ use crate::repository::Repository;
 const PACKAGES: [&str; 2] = ["memprobe-common", "memprobe"];
 
 /// Packages memprobe, unpacks the packages outside of the repository's packages, and builds the release with
-/// the repository's lock file, at [`Repository::built_memprobe`]. A file outside of its package is an error of the
-/// compiler.
-pub fn build(repository: &Repository) -> Result<()> {
+/// the repository's lock file. A file outside of its package is an error of the compiler. Returns the program's path.
+pub fn build(repository: &Repository) -> Result<PathBuf> {
     let mut package = cargo(repository.root());
     package.args(["package", "--no-verify", "--allow-dirty", "--quiet"]);
     for name in PACKAGES {
@@ -48,7 +47,8 @@ pub fn build(repository: &Repository) -> Result<()> {
     build.args(["build", "--release", "--package", "memprobe"]);
     build.arg("--target-dir").arg(repository.target());
     process::run(&mut build)?;
-    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+    fs::remove_dir_all(&folder)?;
+    Ok(repository.built_memprobe())
 }
 
 fn cargo(folder: &Path) -> Command {

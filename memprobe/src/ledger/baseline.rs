@@ -4,7 +4,8 @@
 //! block, which was allocated after attach.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+
+use hashbrown::HashMap;
 
 use super::block_store::{BlockId, BlockStore};
 use super::dense::{CompactIndex, PerBlock};
@@ -30,7 +31,15 @@ pub(super) struct BaselineGroups {
 impl BaselineGroups {
     /// Adopts the labels of blocks that have been live since before attach.
     pub(super) fn label(&mut self, labels: &BlockLabels, store: &BlockStore) {
+        let mut packed = match self.last.take() {
+            Some(mut packed) => {
+                packed.begin(labels, store);
+                packed
+            }
+            None => PackedLabels::of(labels),
+        };
         for (id, block) in baseline_of(labels, store) {
+            packed.insert(id, block);
             self.leave(id, block.size);
             let (kind, owner) = (BaselineKind::of(block), BaselineOwner::of(block));
             let group = self.group((block.device, kind, owner));
@@ -39,7 +48,8 @@ impl BaselineGroups {
             *blocks = blocks.saturating_add(1);
             self.blocks.insert(id, CompactIndex::of(group));
         }
-        self.last = Some(PackedLabels::of(labels, self.last.as_ref(), store));
+        packed.end();
+        self.last = Some(packed);
     }
 
     /// Removes a block that has ended.

@@ -1,10 +1,10 @@
 //! Labels of live blocks from before attach, packed: a list of a million tensors gives as many names, which differ in
 //! one number only.
 
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher as _, Hash, Hasher};
 use std::sync::Arc;
 
-use hashbrown::{Equivalent, HashMap};
+use hashbrown::{DefaultHashBuilder, Equivalent, HashTable};
 
 use super::block_store::{BlockId, BlockStore, LiveBlock};
 use super::dense::{CompactIndex, PerBlock};
@@ -18,8 +18,8 @@ pub(super) struct PackedLabels {
     pub(super) time: TimeNs,
     tgid: Tgid,
     labels: PerBlock<PackedLabel>,
-    shared: Vec<SharedLabel>,
-    patterns: Vec<Pattern>,
+    shared: Interner<SharedLabel>,
+    patterns: Interner<Pattern>,
 }
 
 /// Label of a block. Its device, address and size are those of the block.
@@ -142,12 +142,22 @@ impl Equivalent<Pattern> for (&str, Option<&str>) {
     }
 }
 
-/// Numbers of values, counted from 0.
-struct Interner<T>(HashMap<T, CompactIndex>);
+/// Values by number, counted from 0. Each is there once.
+#[derive(Clone, Debug)]
+struct Interner<T> {
+    values: Vec<T>,
+    /// Numbers by the hash of their value.
+    numbers: HashTable<CompactIndex>,
+    hasher: DefaultHashBuilder,
+}
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self {
+            values: Vec::new(),
+            numbers: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+        }
     }
 }
 
@@ -158,44 +168,95 @@ impl<T: Eq + Hash> Interner<T> {
         like: &(impl Hash + Equivalent<T>),
         value: impl FnOnce() -> T,
     ) -> CompactIndex {
-        if let Some(known) = self.0.get(like) {
+        let Self {
+            values,
+            numbers,
+            hasher,
+        } = self;
+        let hash = hasher.hash_one(like);
+        let is_like = |number: &CompactIndex| like.equivalent(&values[number.index()]);
+        if let Some(known) = numbers.find(hash, is_like) {
             return *known;
         }
-        let next = CompactIndex::of(self.0.len());
-        self.0.insert(value(), next);
+        let next = CompactIndex::of(values.len());
+        values.push(value());
+        numbers.insert_unique(hash, next, |number| {
+            hasher.hash_one(&values[number.index()])
+        });
         next
     }
+}
 
-    /// The values in the order of their numbers.
-    fn into_values(self) -> Vec<T> {
-        let mut values: Vec<_> = self.0.into_iter().collect();
-        values.sort_unstable_by_key(|(_, number)| number.index());
-        values.into_iter().map(|(value, _)| value).collect()
+impl<T> Interner<T> {
+    fn get(&self, number: CompactIndex) -> &T {
+        &self.values[number.index()]
+    }
+
+    fn bytes(&self) -> usize {
+        self.values.len() * size_of::<T>() + self.numbers.allocation_size()
     }
 }
 
 impl PackedLabels {
-    /// Packs a reading's labels of blocks from before attach. Where it does not name a block, the earlier label stays.
-    pub(super) fn of(labels: &BlockLabels, earlier: Option<&Self>, store: &BlockStore) -> Self {
-        let mut packer = Packer::default();
-        for (id, named) in baseline_of(labels, store) {
-            packer.insert(id, named);
-        }
-        if let Some(earlier) = earlier {
-            for (id, label) in earlier.labels.iter() {
-                if packer.labels.get(id).is_none() {
-                    packer.insert(id, &earlier.unpacked(*label, store.get(id)));
-                }
-            }
-        }
-        packer.labels.shrink_to_fit();
+    /// Labels of no blocks yet, of a reading.
+    pub(super) fn of(reading: &BlockLabels) -> Self {
         Self {
-            time: labels.time,
-            tgid: labels.tgid,
-            labels: packer.labels,
-            shared: packer.shared.into_values(),
-            patterns: packer.patterns.into_values(),
+            time: reading.time,
+            tgid: reading.tgid,
+            labels: PerBlock::default(),
+            shared: Interner::default(),
+            patterns: Interner::default(),
         }
+    }
+
+    /// Begins another reading. Where that does not name a block, the earlier label stays.
+    pub(super) fn begin(&mut self, reading: &BlockLabels, store: &BlockStore) {
+        if self.keeps_much_unused() {
+            let mut packed = Self::of(reading);
+            for (id, label) in self.labels.iter() {
+                packed.insert(id, &self.unpacked(*label, store.get(id)));
+            }
+            *self = packed;
+        }
+        (self.time, self.tgid) = (reading.time, reading.tgid);
+    }
+
+    /// True if most of the parts that labels share are of labels that have ended.
+    fn keeps_much_unused(&self) -> bool {
+        let parts = self.shared.values.len() + self.patterns.values.len();
+        // A label has one shared part and up to two patterns.
+        parts > 2 * 3 * self.labels.iter().count()
+    }
+
+    /// Adopts the label of a block.
+    pub(super) fn insert(&mut self, id: BlockId, named: &LabeledBlock) {
+        let like = parts_of(named);
+        let shared = self.shared.intern(&like, || SharedLabel::of(named));
+        let slot = named.retainer.as_ref();
+        let slot = slot.and_then(|retainer| retainer.slot.as_ref());
+        let label = PackedLabel {
+            shared,
+            name: named.name.as_ref().map(|name| self.pack(&name.text)),
+            slot: slot.map(|slot| self.pack(slot)),
+        };
+        self.labels.insert(id, label);
+    }
+
+    fn pack(&mut self, text: &str) -> PackedText {
+        let (before, number, after) = match numbered(text) {
+            Some((before, number, after)) => (before, number, Some(after)),
+            None => (text, 0, None),
+        };
+        let pattern = self.patterns.intern(&(before, after), || Pattern {
+            before: before.into(),
+            after: after.map(Into::into),
+        });
+        PackedText { pattern, number }
+    }
+
+    /// Gives back memory that the reading did not need.
+    pub(super) fn end(&mut self) {
+        self.labels.shrink_to_fit();
     }
 
     /// Ends the label of a block that has ended.
@@ -218,13 +279,11 @@ impl PackedLabels {
 
     /// Bytes of its tables.
     pub(super) fn bytes(&self) -> u64 {
-        self.labels.bytes()
-            + (self.shared.len() * size_of::<SharedLabel>()) as u64
-            + (self.patterns.len() * size_of::<Pattern>()) as u64
+        self.labels.bytes() + (self.shared.bytes() + self.patterns.bytes()) as u64
     }
 
     fn unpacked(&self, label: PackedLabel, block: &LiveBlock) -> LabeledBlock {
-        let shared = self.shared[label.shared.index()].clone();
+        let shared = self.shared.get(label.shared).clone();
         let text = |packed: PackedText| self.text(packed);
         let with_slot = |retainer: Arc<Retainer>| match label.slot {
             Some(slot) => Arc::new(Retainer {
@@ -251,46 +310,11 @@ impl PackedLabels {
     }
 
     fn text(&self, packed: PackedText) -> Arc<str> {
-        let pattern = &self.patterns[packed.pattern.index()];
+        let pattern = self.patterns.get(packed.pattern);
         match &pattern.after {
             Some(after) => format!("{}{}{after}", pattern.before, packed.number).into(),
             None => Arc::clone(&pattern.before),
         }
-    }
-}
-
-/// Labels that are being packed.
-#[derive(Default)]
-struct Packer {
-    labels: PerBlock<PackedLabel>,
-    shared: Interner<SharedLabel>,
-    patterns: Interner<Pattern>,
-}
-
-impl Packer {
-    fn insert(&mut self, id: BlockId, named: &LabeledBlock) {
-        let like = parts_of(named);
-        let shared = self.shared.intern(&like, || SharedLabel::of(named));
-        let slot = named.retainer.as_ref();
-        let slot = slot.and_then(|retainer| retainer.slot.as_ref());
-        let label = PackedLabel {
-            shared,
-            name: named.name.as_ref().map(|name| self.pack(&name.text)),
-            slot: slot.map(|slot| self.pack(slot)),
-        };
-        self.labels.insert(id, label);
-    }
-
-    fn pack(&mut self, text: &str) -> PackedText {
-        let (before, number, after) = match numbered(text) {
-            Some((before, number, after)) => (before, number, Some(after)),
-            None => (text, 0, None),
-        };
-        let pattern = self.patterns.intern(&(before, after), || Pattern {
-            before: before.into(),
-            after: after.map(Into::into),
-        });
-        PackedText { pattern, number }
     }
 }
 
@@ -367,6 +391,20 @@ mod tests {
         }
     }
 
+    fn packed(labels: &BlockLabels, store: &BlockStore) -> PackedLabels {
+        let mut packed = PackedLabels::of(labels);
+        read_again(&mut packed, labels, store);
+        packed
+    }
+
+    fn read_again(packed: &mut PackedLabels, labels: &BlockLabels, store: &BlockStore) {
+        packed.begin(labels, store);
+        for (id, named) in baseline_of(labels, store) {
+            packed.insert(id, named);
+        }
+        packed.end();
+    }
+
     #[test]
     fn labels_are_the_same_after_packing() {
         let texts = [
@@ -407,23 +445,35 @@ mod tests {
         blocks[4].module = Some("Net.a.1".into());
         let labels = labels(&blocks);
         let store = store(blocks.len() as u64);
-        assert_eq!(
-            PackedLabels::of(&labels, None, &store).unpack(&store),
-            labels
-        );
+        assert_eq!(packed(&labels, &store).unpack(&store), labels);
     }
 
     #[test]
     fn an_earlier_label_stays_where_a_reading_names_no_block() {
         let store = store(2);
         let first = labels(&[block(0, "a[1]"), block(1, "b[2]")]);
-        let first = PackedLabels::of(&first, None, &store);
-        let second = labels(&[block(1, "c[3]")]);
-        let second = PackedLabels::of(&second, Some(&first), &store);
+        let mut packed = packed(&first, &store);
+        read_again(&mut packed, &labels(&[block(1, "c[3]")]), &store);
         assert_eq!(
-            second.unpack(&store),
+            packed.unpack(&store),
             labels(&[block(0, "a[1]"), block(1, "c[3]")])
         );
+    }
+
+    #[test]
+    fn parts_of_labels_that_have_ended_are_given_up() {
+        let texts: Vec<_> = (0..100).map(|at| "x".repeat(at)).collect();
+        let blocks = (0..).zip(&texts).map(|(at, text)| block(at, text));
+        let blocks: Vec<_> = blocks.collect();
+        let store = store(100);
+        let mut packed = packed(&labels(&blocks), &store);
+        assert_eq!(packed.patterns.values.len(), 100);
+        for (id, _) in store.live().skip(10) {
+            packed.release(id);
+        }
+        read_again(&mut packed, &labels(&blocks[..1]), &store);
+        assert_eq!(packed.unpack(&store), labels(&blocks[..10]));
+        assert_eq!(packed.patterns.values.len(), 10);
     }
 
     #[test]
@@ -432,7 +482,8 @@ mod tests {
             .map(|at| block(at, &format!("kept[{at}]")))
             .collect();
         let store = store(1000);
-        let packed = PackedLabels::of(&labels(&blocks), None, &store);
-        assert_eq!((packed.shared.len(), packed.patterns.len()), (1, 1));
+        let packed = packed(&labels(&blocks), &store);
+        let parts = (packed.shared.values.len(), packed.patterns.values.len());
+        assert_eq!(parts, (1, 1));
     }
 }

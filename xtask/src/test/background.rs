@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::repository::Repository;
 
@@ -72,31 +71,11 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // A compiler that the task started would go on for minutes.
-        let started = descendants(Pid::from_child(&self.child));
-        // All fail only for a process that has already ended. The next run repeats an interrupted set-up.
+        // Both fail only for a process that has already ended. The next run repeats an interrupted
+        // set-up.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        for pid in started {
-            let _ = kill_process(pid, Signal::KILL);
-        }
     }
-}
-
-/// Returns the children of a process's threads, their children, and so on (`children`; proc_pid_children(5)).
-fn descendants(pid: Pid) -> Vec<Pid> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
-    let threads = threads.into_iter().flatten().flatten();
-    let lists =
-        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    let mut family = Vec::new();
-    for child in lists.collect::<String>().split_whitespace() {
-        if let Some(child) = child.parse().ok().and_then(Pid::from_raw) {
-            family.push(child);
-            family.extend(descendants(child));
-        }
-    }
-    family
 }
 
 #[cfg(test)]
@@ -132,25 +111,5 @@ mod tests {
         assert!(process.exists());
         drop(task);
         assert!(!process.exists());
-    }
-
-    #[test]
-    fn what_a_task_started_ends_with_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let task = shell(&folder, "sleep 100 & echo started; wait");
-        let log = folder.path().join("target/test-a-task.log");
-        while fs::read_to_string(&log).unwrap() != "started\n" {
-            std::thread::yield_now();
-        }
-        let started = descendants(Pid::from_child(&task.child));
-        let [sleep] = started[..] else {
-            panic!("{started:?}")
-        };
-        drop(task);
-        // Its new parent may not have waited for it yet: then it has no memory.
-        let memory = || fs::read_to_string(format!("/proc/{sleep}/maps")).unwrap_or_default();
-        while !memory().is_empty() {
-            std::thread::yield_now();
-        }
     }
 }

@@ -5,13 +5,12 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::background::Background;
 use super::features::{self, Feature};
 use super::programs::{self, TestProgram};
 use super::steps::Steps;
 use super::{Extent, SUITE, SUITE_RESULTS, cargo, lints};
-use crate::process;
 use crate::repository::Repository;
+use crate::{package, process};
 
 /// Name of the step that builds the program.
 pub const MEMPROBE: &str = "memprobe itself";
@@ -33,10 +32,9 @@ pub struct Built {
     pub tests: Vec<TestProgram>,
 }
 
-/// Compiles all targets and their lints, and meanwhile the program of the packages that users install. The workspace
-/// is compiled once without optimization and once with it: each build alone often has work for one processor only.
+/// Compiles all targets and their lints, then the program of the packages that users install. The workspace
+/// is compiled once without optimization and once with it.
 pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Built> {
-    let packaging = Background::start(repository, "package", &["package"])?;
     let tests = steps.take(LINTED, || {
         let mut build = cargo(repository);
         build.args(["build", "--workspace", "--all-targets"]);
@@ -44,9 +42,9 @@ pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Bu
         lints::judge(&built, || cargo(repository))?;
         Ok(built.programs)
     })?;
-    steps.take(PACKAGED, || packaging.finish())?;
+    let memprobe = steps.take(PACKAGED, || package::build(repository))?;
     Ok(Built {
-        memprobe: Some(repository.built_memprobe()),
+        memprobe: Some(memprobe),
         tests,
     })
 }

@@ -267,6 +267,8 @@ impl Report {
 /// Jobs that wait and run.
 struct Queue<'a> {
     waiting: VecDeque<Job<'a>>,
+    /// Jobs that wait until no other is left ([`ALONE`]).
+    alone: VecDeque<Job<'a>>,
     running: Vec<String>,
 }
 
@@ -278,28 +280,40 @@ impl<'a> Queue<'a> {
             let time = times.of(&name).unwrap_or_else(|| usual_time(&name));
             std::cmp::Reverse(time)
         });
+        let is_alone = |job: &Job| ALONE.contains(&job.name().as_str());
+        let (alone, waiting): (Vec<_>, Vec<_>) = jobs.into_iter().partition(is_alone);
         Self {
-            waiting: jobs.into(),
+            waiting: waiting.into(),
+            alone: alone.into(),
             running: Vec::new(),
         }
     }
 
     fn next(&mut self) -> Option<Job<'a>> {
         let job = self.waiting.pop_front()?;
+        Some(self.begin(job))
+    }
+
+    fn next_alone(&mut self) -> Option<Job<'a>> {
+        let job = self.alone.pop_front()?;
+        Some(self.begin(job))
+    }
+
+    fn begin(&mut self, job: Job<'a>) -> Job<'a> {
         self.running.push(job.name());
         println!("     Started {}", job.name());
-        Some(job)
+        job
     }
 
     /// Returns the jobs that have not ended.
     fn left(&self) -> Vec<String> {
-        let waiting = self.waiting.iter().map(Job::name);
+        let waiting = self.waiting.iter().chain(&self.alone).map(Job::name);
         self.running.iter().cloned().chain(waiting).collect()
     }
 }
 
 /// Jobs that take minutes. On a fresh checkout they come first, so that none is left alone at the end.
-const LONG: [&str; 18] = [
+const LONG: [&str; 17] = [
     "another kernel",
     "memprobe/src/lib.rs",
     "tests/suite/attribution.rs",
@@ -314,10 +328,20 @@ const LONG: [&str; 18] = [
     "tests/suite/snapshot_safety.rs",
     "tests/suite/snapshots.rs",
     "tests/suite/suspend.rs",
-    "tests/suite/top.rs",
     "tests/suite/training_shapes.rs",
     "tests/suite/watch.rs",
     "tests/suite/waterfall.rs",
+];
+
+/// Jobs whose tests need all slots. They come last, one after the other: each test of them would wait until the slots
+/// are free, and leave them empty meanwhile.
+const ALONE: [&str; 6] = [
+    "tests/suite/budget.rs",
+    "tests/suite/diagnostics.rs",
+    "tests/suite/kernel.rs",
+    "tests/suite/many_processes.rs",
+    "tests/suite/nvml.rs",
+    "tests/suite/top.rs",
 ];
 
 /// Returns the expected time of a job without an earlier one.
@@ -329,13 +353,14 @@ fn usual_time(name: &str) -> Duration {
 const RUNS: &str = "no run panics";
 
 /// Runs all jobs. Prints each output when its program ends, and the work left. A failure does not stop the others.
-pub fn run(jobs: Vec<Job>, settings: Settings, times: &mut Times) -> Result<Report> {
+pub fn run<'a>(jobs: Vec<Job<'a>>, settings: Settings, times: &mut Times) -> Result<Report> {
     let queue = Mutex::new(Queue::new(jobs, times));
     let report = Mutex::new(Report::default());
     let times = Mutex::new(times);
     let start = Instant::now();
     let next = || queue.lock().expect(RUNS).next();
-    let one_after_the_other = || -> Result<()> {
+    let next_alone = || queue.lock().expect(RUNS).next_alone();
+    let one_after_the_other = |next: &dyn Fn() -> Option<Job<'a>>| -> Result<()> {
         while let Some(job) = next() {
             let (name, began) = (job.name(), Instant::now());
             job.run(settings, &report)?;
@@ -356,10 +381,11 @@ pub fn run(jobs: Vec<Job>, settings: Settings, times: &mut Times) -> Result<Repo
     };
     std::thread::scope(|scope| {
         let runs: Vec<_> = (0..AT_ONCE)
-            .map(|_| scope.spawn(one_after_the_other))
+            .map(|_| scope.spawn(|| one_after_the_other(&next)))
             .collect();
         runs.into_iter().try_for_each(|run| run.join().expect(RUNS))
     })?;
+    one_after_the_other(&next_alone)?;
     Ok(report.into_inner().expect(RUNS))
 }
 
@@ -539,6 +565,22 @@ mod tests {
         report.add_kernel(Err(anyhow::anyhow!("the guest hangs")));
         assert_eq!(report.outcome.to_string(), "1 passed, 1 failed, 1 skipped");
         assert_eq!(report.failed, ["another kernel"]);
+    }
+
+    #[test]
+    fn programs_whose_tests_need_all_slots_wait_for_the_others() {
+        let (other, top) = (program("other", "/bin/true"), program("top", "/bin/true"));
+        let of_the_suite = |program: TestProgram| TestProgram {
+            source: format!("/usr/tests/suite/{}.rs", program.name).into(),
+            package: "/usr/tests".into(),
+            ..program
+        };
+        let jobs = [of_the_suite(top), other].map(Job::Program);
+        let mut queue = Queue::new(jobs.into(), &Times::default());
+        assert_eq!(queue.left(), ["usr/other.rs", "tests/suite/top.rs"]);
+        assert_eq!(queue.next().map(|job| job.name()).unwrap(), "usr/other.rs");
+        assert!(queue.next().is_none());
+        assert_eq!(queue.next_alone().unwrap().name(), "tests/suite/top.rs");
     }
 
     #[test]

@@ -124,8 +124,8 @@ impl Cuda {
 
     fn compile(&self, name: &str, folder: &str, options: &[&str], with: &[&Path]) {
         let root = simulation();
-        let sources = files_in(&root.join(folder)).into_iter();
-        let sources = sources.filter(|path| path.extension().is_some_and(|end| end == "c"));
+        let sources = files_in(&root.join(folder))
+            .filter(|path| path.extension().is_some_and(|end| end == "c"));
         let mut command = compiler();
         command
             .args(options)
@@ -223,13 +223,11 @@ fn simulation() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim")
 }
 
-/// Files of a folder, in the order of their names.
-fn files_in(folder: &Path) -> Vec<PathBuf> {
+/// Files of a folder, in the order of the folder.
+fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let files = fs::read_dir(folder).expect("the simulation's sources");
     let files = files.map(|file| file.expect("a file").path());
-    let mut files: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
-    files.sort();
-    files
+    files.filter(|path| path.is_file())
 }
 
 /// Digest of all from which [`Cuda::build_in`] makes its files, but for the compiler's version.
@@ -237,7 +235,9 @@ fn digest_of_sources() -> u64 {
     let mut digest = DefaultHasher::new();
     (compiler_name(), FLAGS, include_str!("cuda_programs.rs")).hash(&mut digest);
     for folder in ["cuda", "cudart", "include"] {
-        for file in files_in(&simulation().join(folder)) {
+        let mut files: Vec<PathBuf> = files_in(&simulation().join(folder)).collect();
+        files.sort();
+        for file in files {
             fs::read(&file).expect("a source").hash(&mut digest);
             file.hash(&mut digest);
         }

@@ -520,6 +520,15 @@ mod tests {
         }
     }
 
+    /// Makes a program one of the suite, whose package is in this folder.
+    fn of_the_suite(program: TestProgram, package: &Path) -> TestProgram {
+        TestProgram {
+            source: package.join(format!("suite/{}.rs", program.name)),
+            package: package.to_owned(),
+            ..program
+        }
+    }
+
     /// Writes a program that prints what a test program would, and ends with a status.
     fn written(folder: &Path, name: &str, result: &str, status: u8) -> TestProgram {
         use std::os::unix::fs::PermissionsExt as _;
@@ -538,7 +547,11 @@ mod tests {
         let of = |name, result: &str, status| written(folder.path(), name, result, status);
         let good = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured";
         let bad = "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured";
+        let suite = folder.path().join("tests");
+        std::fs::create_dir(&suite).expect("a folder");
+        let waits_for_the_others = of_the_suite(of("top", good, 0), &suite);
         let jobs = vec![
+            Job::Program(waits_for_the_others),
             Job::Program(of("good", good, 0)),
             Job::Program(of("bad", bad, 101)),
             Job::Program(of("crashed", "running 3 tests", 1)),
@@ -550,7 +563,7 @@ mod tests {
         };
         let mut report = run(jobs, settings, &mut Times::default()).expect("they start");
         report.failed.sort();
-        assert_eq!(report.outcome.to_string(), "3 passed, 3 failed, 3 skipped");
+        assert_eq!(report.outcome.to_string(), "4 passed, 3 failed, 4 skipped");
         assert_eq!(
             report.failed,
             ["usr/bad.rs", "usr/crashed.rs", "usr/lied.rs"]
@@ -570,12 +583,8 @@ mod tests {
     #[test]
     fn programs_whose_tests_need_all_slots_wait_for_the_others() {
         let (other, top) = (program("other", "/bin/true"), program("top", "/bin/true"));
-        let of_the_suite = |program: TestProgram| TestProgram {
-            source: format!("/usr/tests/suite/{}.rs", program.name).into(),
-            package: "/usr/tests".into(),
-            ..program
-        };
-        let jobs = [of_the_suite(top), other].map(Job::Program);
+        let top = of_the_suite(top, Path::new("/usr/tests"));
+        let jobs = [top, other].map(Job::Program);
         let mut queue = Queue::new(jobs.into(), &Times::default());
         assert_eq!(queue.left(), ["usr/other.rs", "tests/suite/top.rs"]);
         assert_eq!(queue.next().map(|job| job.name()).unwrap(), "usr/other.rs");

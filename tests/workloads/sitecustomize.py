@@ -8,8 +8,8 @@ A thread of autograd drops Python objects after `backward` has returned. CPython
 the interpreter while it finalizes (`pthread_exit`), and PyTorch's thread then aborts the process: "terminate called
 without an active exception".
 
-While PyTorch is imported nothing becomes garbage, and the collector looks at all that is there again and again: a
-fifth of the CPU time of an import.
+While PyTorch is imported hardly anything becomes garbage, and the collector looks at all that is there again and
+again: a fifth of the CPU time of an import.
 """
 
 import atexit

@@ -31,13 +31,9 @@ pub(super) struct BaselineGroups {
 impl BaselineGroups {
     /// Adopts the labels of blocks that have been live since before attach.
     pub(super) fn label(&mut self, labels: &BlockLabels, store: &BlockStore) {
-        let mut packed = match self.last.take() {
-            Some(mut packed) => {
-                packed.begin(labels, store);
-                packed
-            }
-            None => PackedLabels::of(labels),
-        };
+        let earlier = self.last.take();
+        let mut packed = earlier.unwrap_or_else(|| PackedLabels::of(labels));
+        packed.begin(labels, store);
         for (id, block) in baseline_of(labels, store) {
             packed.insert(id, block);
             self.leave(id, block.size);

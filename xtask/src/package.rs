@@ -12,6 +12,12 @@ use crate::repository::Repository;
 /// Packages that users install, each after those that it depends on.
 const PACKAGES: [&str; 2] = ["memprobe-common", "memprobe"];
 
+/// Profile of the repository's manifest whose dependencies a release and the tests share.
+pub const PROFILE: &str = "checks";
+
+/// Section of the manifest with the settings of the repository's own packages in [`PROFILE`].
+const OWN_SETTINGS: &str = "[profile.checks.package]";
+
 /// Packages memprobe, unpacks the packages outside of the repository's packages, and builds the release with
 /// the repository's lock file. A file outside of its package is an error of the compiler. Returns the program's path.
 pub fn build(repository: &Repository) -> Result<PathBuf> {
@@ -44,11 +50,16 @@ pub fn build(repository: &Repository) -> Result<PathBuf> {
     )?;
     // In the repository's folder of outputs, which other builds may have filled with the dependencies.
     let mut build = cargo(&folder);
-    build.args(["build", "--release", "--package", "memprobe"]);
+    build.args(["build", "--profile", PROFILE, "--package", "memprobe"]);
     build.arg("--target-dir").arg(repository.target());
     process::run(&mut build)?;
     fs::remove_dir_all(&folder)?;
-    Ok(repository.built_memprobe())
+    // The repository's own build in this profile has the same path.
+    let packaged = repository.target().join("packaged");
+    fs::create_dir_all(&packaged)?;
+    let program = packaged.join("memprobe");
+    fs::copy(repository.target().join(PROFILE).join("memprobe"), &program)?;
+    Ok(program)
 }
 
 fn cargo(folder: &Path) -> Command {
@@ -59,7 +70,7 @@ fn cargo(folder: &Path) -> Command {
 }
 
 /// Returns the manifest of a workspace of the unpacked packages, with the profiles of the repository:
-/// with others the dependencies would be built anew.
+/// with others the dependencies would be built anew. [`OWN_SETTINGS`] are left out, so that [`PROFILE`] is a release.
 fn workspace(root: &str, version: &str) -> String {
     let mut text = "[workspace]\nresolver = \"3\"\nmembers = [".to_owned();
     let folders = PACKAGES.map(|name| format!("\"{name}-{version}\""));
@@ -70,7 +81,7 @@ fn workspace(root: &str, version: &str) -> String {
     let mut is_profile = false;
     for line in root.lines() {
         if line.starts_with('[') {
-            is_profile = line.starts_with("[profile.");
+            is_profile = line.starts_with("[profile.") && line != OWN_SETTINGS;
         }
         if is_profile {
             text += line;
@@ -85,8 +96,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_profile_of_the_checks_is_a_release_but_for_the_packages_of_the_repository() {
+        let root = fs::read_to_string(Repository::here().root().join("Cargo.toml")).unwrap();
+        let profile = format!("[profile.{PROFILE}]\ninherits = \"release\"\n\n{OWN_SETTINGS}\n");
+        assert!(root.contains(&profile));
+        assert!(!workspace(&root, "0.1.0").contains("opt-level = 0"));
+    }
+
+    #[test]
     fn the_workspace_of_the_packages_has_the_profiles_and_nothing_else() {
-        let root = "[workspace]\nmembers = [\"xtask\"]\n\n[profile.dev]\ndebug = 1\n\n[workspace.lints.rust]\nx = 1\n";
+        let root = "[workspace]\nmembers = [\"xtask\"]\n\n[profile.dev]\ndebug = 1\n\n[profile.checks.package]\nmemprobe \
+                    = { opt-level = 0 }\n\n[workspace.lints.rust]\nx = 1\n";
         let text = workspace(root, "0.1.0");
         assert!(text.contains("members = [\"memprobe-common-0.1.0\", \"memprobe-0.1.0\"]"));
         assert!(text.contains("memprobe-common = { path = \"memprobe-common-0.1.0\" }"));

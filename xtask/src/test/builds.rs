@@ -24,28 +24,43 @@ pub const PROGRAMS: &str = "test programs";
 /// Name of the step that compiles all targets with their lints.
 pub const LINTED: &str = "test programs and lints";
 
+/// Selections of packages that are built one after the other: xtask gives some dependencies features that memprobe
+/// alone has not, and they would be compiled twice.
+const SEPARATE: [&[&str]; 2] = [WITHOUT_XTASK, &["--package", "xtask"]];
+
+/// Selection of all packages but xtask.
+pub const WITHOUT_XTASK: &[&str] = &["--workspace", "--exclude", "xtask"];
+
 /// Programs of a run.
 #[derive(Debug)]
 pub struct Built {
     /// The memprobe to test; `None` if no test runs it.
     pub memprobe: Option<PathBuf>,
     pub tests: Vec<TestProgram>,
+    /// Benchmarks to run once.
+    pub benchmarks: Vec<TestProgram>,
 }
 
 /// Compiles all targets and their lints, then the program of the packages that users install. The workspace
 /// is compiled once without optimization and once with it.
 pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Built> {
-    let tests = steps.take(LINTED, || {
-        let mut build = cargo(repository);
-        build.args(["build", "--workspace", "--all-targets"]);
-        let built = programs::build(lints::compile_with_clippy(&mut build))?;
-        lints::judge(&built, || cargo(repository))?;
-        Ok(built.programs)
+    let (tests, benchmarks) = steps.take(LINTED, || {
+        let (mut tests, mut benchmarks) = (Vec::new(), Vec::new());
+        for packages in SEPARATE {
+            let mut build = cargo(repository);
+            build.args(["build", "--all-targets", "--profile", package::PROFILE]);
+            let built = programs::build(lints::compile_with_clippy(build.args(packages)))?;
+            lints::judge(&built, || cargo(repository))?;
+            tests.extend(built.programs);
+            benchmarks.extend(built.benchmarks);
+        }
+        Ok((tests, benchmarks))
     })?;
     let memprobe = steps.take(PACKAGED, || package::build(repository))?;
     Ok(Built {
         memprobe: Some(memprobe),
         tests,
+        benchmarks,
     })
 }
 
@@ -73,6 +88,7 @@ pub fn build(
     Ok(Built {
         memprobe,
         tests: features::among(features, built.programs),
+        benchmarks: Vec::new(),
     })
 }
 

@@ -11,6 +11,7 @@ mod longest;
 mod object;
 mod outcome;
 pub mod programs;
+mod queue;
 mod skips;
 mod steps;
 mod verdict;
@@ -21,11 +22,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::kernels;
 use crate::process;
 use crate::pytorch::{self, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
+use crate::{kernels, package};
 use builds::Built;
 use features::Feature;
 use fork_servers::ForkServers;
@@ -92,9 +93,6 @@ const OBJECT: &str = "eBPF programs against their sources";
 
 /// Name of the step that runs the tests.
 const TESTS: &str = "tests";
-
-/// Name of the step that runs each benchmark once, since one that nobody runs may fail.
-const BENCHMARKS: &str = "benchmarks, once each";
 
 /// Name of the step that runs the examples of the sources.
 const EXAMPLES: &str = "examples in the documentation";
@@ -209,9 +207,6 @@ fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     }
     names.push(TESTS);
     if only.is_empty() {
-        if extent == Extent::Everything {
-            names.push(BENCHMARKS);
-        }
         names.push(EXAMPLES);
     }
     names
@@ -272,17 +267,13 @@ impl Run<'_> {
             self.run_suite_on(&object, built.tests, variables)?;
         }
         servers.finish()?;
-        if self.is_whole() {
-            // Without `--bench`, criterion runs each benchmark once. With one package alone, its dependencies have
-            // fewer features, and cargo compiles memprobe again.
-            let mut benchmarks = self.cargo();
-            benchmarks.args(["test", "--workspace", "--bench", "*"]);
-            self.steps
-                .take(BENCHMARKS, || process::run(&mut benchmarks))?;
-        }
         if self.features.is_empty() {
             let mut examples = self.cargo();
-            examples.args(["test", "--workspace", "--doc"]);
+            examples.arg("test").args(builds::WITHOUT_XTASK);
+            if self.is_whole() {
+                examples.args(["--profile", package::PROFILE]);
+            }
+            examples.arg("--doc");
             self.steps.take(EXAMPLES, || process::run(&mut examples))?;
         }
         Ok(())
@@ -381,7 +372,9 @@ impl Run<'_> {
     /// reports every failure instead of stopping at the first.
     fn run_tests(&mut self, built: &Built, variables: &Variables) -> Result<()> {
         let repository = self.repository;
-        let mut jobs: Vec<Job> = built.tests.iter().cloned().map(Job::Program).collect();
+        let tests = built.tests.iter().cloned().map(Job::Program);
+        let benchmarks = built.benchmarks.iter().cloned().map(Job::Benchmark);
+        let mut jobs: Vec<Job> = tests.chain(benchmarks).collect();
         if let Some(memprobe) = built.memprobe.clone().filter(|_| self.is_whole()) {
             let programs = kernels::Programs {
                 memprobe,

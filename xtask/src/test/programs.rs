@@ -3,7 +3,6 @@
 //! cargo runs test programs one after another. A test here mostly waits for a program to start, on
 //! one core. Locks shared by all programs decide which tests may run at once.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Seek as _};
@@ -17,12 +16,10 @@ use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 
 use super::outcome::{Outcome, SHOW_OUTPUT, Skip, Skipped, without_passing};
+use super::queue::{self, Part, Queue};
 use super::steps::{Times, in_words};
 use super::{OWN_FOLDER, SUITE_FOLDER};
 use crate::process;
-
-/// Programs run at once: one for each slot of the tests (`tests/support/environment.rs`).
-const AT_ONCE: u32 = 3;
 
 /// A built test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +33,12 @@ pub struct TestProgram {
     package: PathBuf,
 }
 
-/// Test programs of a build, in cargo's order.
+/// Programs of a build, in cargo's order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Build {
+    /// Its test programs.
     pub programs: Vec<TestProgram>,
+    pub benchmarks: Vec<TestProgram>,
     /// True if the compiler warned of something in a package of this workspace.
     pub has_warnings: bool,
 }
@@ -104,9 +103,6 @@ struct Diagnostic {
     rendered: Option<String>,
 }
 
-/// Kinds of targets that are compiled as tests and have none.
-const WITHOUT_TESTS: [&str; 2] = ["bench", "example"];
-
 impl Build {
     /// Adds a message of cargo; prints it if it is the compiler's.
     fn add(&mut self, line: &str) {
@@ -121,14 +117,20 @@ impl Build {
                 target,
                 profile,
                 executable: Some(executable),
-            }) if profile.test && !WITHOUT_TESTS.iter().any(|kind| target.kind == [*kind]) => {
+            }) if profile.test => {
                 let package = manifest_path.parent().unwrap_or(Path::new("")).to_owned();
-                self.programs.push(TestProgram {
+                let program = TestProgram {
                     name: target.name,
                     source: target.src_path,
                     executable,
                     package,
-                });
+                };
+                match target.kind.first().map(String::as_str) {
+                    Some("bench") => self.benchmarks.push(program),
+                    // Compiled as a test, and has none.
+                    Some("example") => {}
+                    _ => self.programs.push(program),
+                }
             }
             // Other messages are of no test program, or of cargo's progress.
             _ => {}
@@ -163,17 +165,19 @@ pub struct Settings<'a> {
 /// Work beside other work.
 pub enum Job<'a> {
     Program(TestProgram),
+    /// A program of criterion, which runs each of its benchmarks once: one that nobody runs may fail.
+    Benchmark(TestProgram),
     /// A few tests on another kernel, in a virtual machine; `Some` says why they were not run.
     AnotherKernel(Box<dyn FnOnce() -> Result<Option<String>> + Send + 'a>),
 }
 
 /// Name of [`Job::AnotherKernel`].
-const ANOTHER_KERNEL: &str = "another kernel";
+pub const ANOTHER_KERNEL: &str = "another kernel";
 
 impl Job<'_> {
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         match self {
-            Self::Program(program) => program.shown(),
+            Self::Program(program) | Self::Benchmark(program) => program.shown(),
             Self::AnotherKernel(_) => ANOTHER_KERNEL.to_owned(),
         }
     }
@@ -182,12 +186,18 @@ impl Job<'_> {
     fn run(self, settings: Settings, report: &Mutex<Report>) -> Result<()> {
         match self {
             Self::Program(program) => {
-                // The tests of memprobe run CUDA programs too, and take no slot themselves.
-                let turn = (!program.takes_slots()).then(slot).transpose()?;
-                let output = program.run(settings)?;
+                // Other tests of memprobe run CUDA programs too, and take no slot themselves.
+                let has_turn = !program.takes_slots() && !queue::is_computation(&program.shown());
+                let turn = has_turn.then(slot).transpose()?;
+                let output = program.run(settings, &options(settings))?;
                 drop(turn);
                 program.print(&output);
                 report.lock().expect(RUNS).add_program(&program, &output);
+            }
+            Self::Benchmark(program) => {
+                let output = program.run(settings, &[])?;
+                program.print(&output);
+                report.lock().expect(RUNS).add_benchmark(&program, &output);
             }
             Self::AnotherKernel(run) => {
                 // A guest counts as one of the tests that run at once.
@@ -201,11 +211,17 @@ impl Job<'_> {
     }
 }
 
+/// Returns the options of a test program.
+fn options(settings: Settings) -> Vec<&'static str> {
+    let long_tests = settings.long_tests.options();
+    [&[SHOW_OUTPUT], long_tests].concat()
+}
+
 /// Waits for a slot of the tests (`tests/support/environment.rs`) and locks it.
 fn slot() -> Result<File> {
     let open =
         |number| File::create(std::env::temp_dir().join(format!("memprobe-tests.{number}.lock")));
-    let files = (0..AT_ONCE)
+    let files = (0..queue::SLOTS)
         .map(open)
         .collect::<std::io::Result<Vec<File>>>()?;
     loop {
@@ -242,6 +258,12 @@ impl Report {
         self.outcome.add(outcome.unwrap_or_default());
     }
 
+    fn add_benchmark(&mut self, program: &TestProgram, output: &Output) {
+        if !output.status.success() {
+            self.failed.push(program.shown());
+        }
+    }
+
     fn add_kernel(&mut self, outcome: Result<Option<String>>) {
         let one = |passed, failed| Outcome {
             passed,
@@ -264,91 +286,6 @@ impl Report {
     }
 }
 
-/// Jobs that wait and run.
-struct Queue<'a> {
-    waiting: VecDeque<Job<'a>>,
-    /// Jobs that wait until no other is left ([`ALONE`]).
-    alone: VecDeque<Job<'a>>,
-    running: Vec<String>,
-}
-
-impl<'a> Queue<'a> {
-    /// Orders jobs: those first that took longest in an earlier run, or are known to take long.
-    fn new(mut jobs: Vec<Job<'a>>, times: &Times) -> Self {
-        jobs.sort_by_key(|job| {
-            let name = job.name();
-            let time = times.of(&name).unwrap_or_else(|| usual_time(&name));
-            std::cmp::Reverse(time)
-        });
-        let is_alone = |job: &Job| ALONE.contains(&job.name().as_str());
-        let (alone, waiting): (Vec<_>, Vec<_>) = jobs.into_iter().partition(is_alone);
-        Self {
-            waiting: waiting.into(),
-            alone: alone.into(),
-            running: Vec::new(),
-        }
-    }
-
-    fn next(&mut self) -> Option<Job<'a>> {
-        let job = self.waiting.pop_front()?;
-        Some(self.begin(job))
-    }
-
-    fn next_alone(&mut self) -> Option<Job<'a>> {
-        let job = self.alone.pop_front()?;
-        Some(self.begin(job))
-    }
-
-    fn begin(&mut self, job: Job<'a>) -> Job<'a> {
-        self.running.push(job.name());
-        println!("     Started {}", job.name());
-        job
-    }
-
-    /// Returns the jobs that have not ended.
-    fn left(&self) -> Vec<String> {
-        let waiting = self.waiting.iter().chain(&self.alone).map(Job::name);
-        self.running.iter().cloned().chain(waiting).collect()
-    }
-}
-
-/// Jobs that take minutes. On a fresh checkout they come first, so that none is left alone at the end.
-const LONG: [&str; 17] = [
-    "another kernel",
-    "memprobe/src/lib.rs",
-    "tests/suite/attribution.rs",
-    "tests/suite/before_attach.rs",
-    "tests/suite/compact_recordings.rs",
-    "tests/suite/cuda_sim.rs",
-    "tests/suite/estimate.rs",
-    "tests/suite/exactness.rs",
-    "tests/suite/export_snapshot.rs",
-    "tests/suite/kv_cache.rs",
-    "tests/suite/late_tables.rs",
-    "tests/suite/snapshot_safety.rs",
-    "tests/suite/snapshots.rs",
-    "tests/suite/suspend.rs",
-    "tests/suite/training_shapes.rs",
-    "tests/suite/watch.rs",
-    "tests/suite/waterfall.rs",
-];
-
-/// Jobs whose tests need all slots. They come last, one after the other: each test of them would wait until the slots
-/// are free, and leave them empty meanwhile.
-const ALONE: [&str; 6] = [
-    "tests/suite/budget.rs",
-    "tests/suite/diagnostics.rs",
-    "tests/suite/kernel.rs",
-    "tests/suite/many_processes.rs",
-    "tests/suite/nvml.rs",
-    "tests/suite/top.rs",
-];
-
-/// Returns the expected time of a job without an earlier one.
-fn usual_time(name: &str) -> Duration {
-    Duration::from_secs(if LONG.contains(&name) { 120 } else { 20 })
-}
-
 /// Message for a lock that a panicking thread would poison.
 const RUNS: &str = "no run panics";
 
@@ -358,15 +295,14 @@ pub fn run<'a>(jobs: Vec<Job<'a>>, settings: Settings, times: &mut Times) -> Res
     let report = Mutex::new(Report::default());
     let times = Mutex::new(times);
     let start = Instant::now();
-    let next = || queue.lock().expect(RUNS).next();
-    let next_alone = || queue.lock().expect(RUNS).next_alone();
-    let one_after_the_other = |next: &dyn Fn() -> Option<Job<'a>>| -> Result<()> {
+    let one_after_the_other = |part: Part| -> Result<()> {
+        let next = || queue.lock().expect(RUNS).next(part);
         while let Some(job) = next() {
             let (name, began) = (job.name(), Instant::now());
             job.run(settings, &report)?;
             let took = began.elapsed();
             let mut queue = queue.lock().expect(RUNS);
-            queue.running.retain(|running| *running != name);
+            queue.end(&name);
             let mut times = times.lock().expect(RUNS);
             times.put(&name, took);
             println!(
@@ -374,30 +310,43 @@ pub fn run<'a>(jobs: Vec<Job<'a>>, settings: Settings, times: &mut Times) -> Res
                 took.as_secs_f64(),
                 in_words(start.elapsed()),
                 report.lock().expect(RUNS).outcome,
-                times.left(&queue.left(), AT_ONCE)
+                times.left(&queue.left(), queue::SLOTS)
             );
         }
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let runs: Vec<_> = (0..AT_ONCE)
-            .map(|_| scope.spawn(|| one_after_the_other(&next)))
-            .collect();
-        runs.into_iter().try_for_each(|run| run.join().expect(RUNS))
-    })?;
-    one_after_the_other(&next_alone)?;
+    for parts in queue::ORDER {
+        std::thread::scope(|scope| {
+            let runs: Vec<_> = parts
+                .iter()
+                .map(|&part| scope.spawn(move || one_after_the_other(part)))
+                .collect();
+            runs.into_iter().try_for_each(|run| run.join().expect(RUNS))
+        })?;
+    }
     Ok(report.into_inner().expect(RUNS))
 }
 
 impl TestProgram {
+    /// A program of a source file, such as `memprobe/src/lib.rs`, in a repository.
+    #[cfg(test)]
+    pub fn at(root: &Path, source: &str) -> Self {
+        let (package, _) = source.split_once('/').expect("a package");
+        Self {
+            name: source.to_owned(),
+            source: root.join(source),
+            executable: PathBuf::new(),
+            package: root.join(package),
+        }
+    }
+
     /// Runs it to its end. Its output goes to files: a process that a failed test leaves behind would keep a pipe open.
-    fn run(&self, settings: Settings) -> Result<Output> {
+    fn run(&self, settings: Settings, options: &[&str]) -> Result<Output> {
         let starting = || format!("cannot start {}", self.executable.display());
         let mut printed = [tempfile::tempfile()?, tempfile::tempfile()?];
         let [stdout, stderr] = [printed[0].try_clone()?, printed[1].try_clone()?];
         let status = Command::new(&self.executable)
-            .arg(SHOW_OUTPUT)
-            .args(settings.long_tests.options())
+            .args(options)
             .current_dir(&self.package)
             .env("CARGO_MANIFEST_DIR", &self.package)
             // The committed object is tested, unless the variables name another one.
@@ -476,9 +425,11 @@ mod tests {
     fn only_test_programs_are_found_among_cargos_messages() {
         let Build {
             programs: found,
+            benchmarks,
             has_warnings,
         } = built(MESSAGES);
         assert_eq!(found.len(), 1);
+        assert_eq!(benchmarks[0].shown(), "memprobe/benches/ledger.rs");
         assert_eq!(found[0].name, "exactness");
         assert_eq!(found[0].executable, PathBuf::from("/t/exactness-1"));
         assert_eq!(found[0].shown(), "tests/suite/exactness.rs");
@@ -578,28 +529,5 @@ mod tests {
         report.add_kernel(Err(anyhow::anyhow!("the guest hangs")));
         assert_eq!(report.outcome.to_string(), "1 passed, 1 failed, 1 skipped");
         assert_eq!(report.failed, ["another kernel"]);
-    }
-
-    #[test]
-    fn programs_whose_tests_need_all_slots_wait_for_the_others() {
-        let (other, top) = (program("other", "/bin/true"), program("top", "/bin/true"));
-        let top = of_the_suite(top, Path::new("/usr/tests"));
-        let jobs = [top, other].map(Job::Program);
-        let mut queue = Queue::new(jobs.into(), &Times::default());
-        assert_eq!(queue.left(), ["usr/other.rs", "tests/suite/top.rs"]);
-        assert_eq!(queue.next().map(|job| job.name()).unwrap(), "usr/other.rs");
-        assert!(queue.next().is_none());
-        assert_eq!(queue.next_alone().unwrap().name(), "tests/suite/top.rs");
-    }
-
-    #[test]
-    fn the_longest_of_earlier_runs_come_first() {
-        let mut times = Times::default();
-        times.put("usr/short.rs", Duration::from_secs(1));
-        times.put("usr/long.rs", Duration::from_secs(100));
-        assert!(usual_time("tests/suite/snapshots.rs") > usual_time("tests/suite/names.rs"));
-        let jobs = ["short", "long", "new"].map(|name| Job::Program(program(name, "/bin/true")));
-        let queue = Queue::new(jobs.into(), &times);
-        assert_eq!(queue.left(), ["usr/long.rs", "usr/new.rs", "usr/short.rs"]);
     }
 }

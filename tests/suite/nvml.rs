@@ -243,7 +243,10 @@ fn clients_of_mps_count_once_and_the_server_has_a_row() {
     let settings = [("CUDASIM_NVML_FORM", "16"), ("CUDASIM_MPS", pid.as_str())];
     let document = stage.document(Library::Current, &settings);
     stage.assert_processes(&document);
-    assert_eq!(row(&document, server.pid())["driver"], 30 * MIB);
+    let row = row(&document, server.pid());
+    assert_eq!(row["driver"], 30 * MIB, "{row}");
+    let reason = row["reason"].as_str().expect("a reason");
+    assert!(reason.contains("neither Python nor CUDA"), "{row}");
 }
 
 #[test]

@@ -470,6 +470,10 @@ impl Watching {
 
     /// A process of which it is not known yet whether it uses CUDA, and what it is a copy of.
     fn meet(&mut self, tgid: Tgid, target: Target, parent: Option<Tgid>) {
+        // The scan or the driver's list was faster.
+        if self.host.is_live(tgid) {
+            return;
+        }
         let other = Other {
             target,
             facts: self.facts(tgid, parent),
@@ -493,11 +497,10 @@ impl Watching {
     }
 
     fn set_stopped(&mut self, tgid: Tgid, reason: Option<String>) {
-        // One that the scan found before its session is among both.
-        if let Some(other) = self.others.get_mut(&tgid) {
-            other.stopped.clone_from(&reason);
+        match self.others.get_mut(&tgid) {
+            Some(other) => other.stopped = reason,
+            None => self.host.set_stopped(tgid, reason),
         }
-        self.host.set_stopped(tgid, reason);
     }
 
     /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.

@@ -258,6 +258,11 @@ pub enum AttachError {
          Give --cpu to see the memory of its CPU tensors.", .0.0
     )]
     NoCuda(Tgid),
+    /// Neither Python nor a user of CUDA, so far.
+    #[error(
+        "process {}: it runs neither Python nor CUDA: only the driver's figure is known", .0.0
+    )]
+    Unrelated(Tgid),
     #[error("{library} cannot be read: {reason}")]
     Library { library: String, reason: String },
     #[error(
@@ -300,12 +305,16 @@ impl AttachError {
 
     /// True if the process is irrelevant to memprobe: a shell, a launcher.
     pub fn is_no_python(&self) -> bool {
-        match self {
-            Self::Python(_, error) => {
-                matches!(error, DetectError::NotPython) || error.is_of_the_end()
+        self.is_not_python()
+            || match self {
+                Self::Python(_, error) => error.is_of_the_end(),
+                Self::Gone(..) => true,
+                _ => false,
             }
-            Self::Gone(..) => true,
-            _ => false,
-        }
+    }
+
+    /// True if a process that runs is another program than Python.
+    pub fn is_not_python(&self) -> bool {
+        matches!(self, Self::Python(_, DetectError::NotPython))
     }
 }

@@ -82,7 +82,8 @@ pub(super) struct Process {
     symbolizer: Symbolizer<ProcessMemory>,
     startup_check: StartupCheck,
     before: Option<BaselineReader>,
-    waiting_for: String,
+    /// Reason of the last item that says why it is not probed yet.
+    unprobed_because: String,
     announced_probes: usize,
     /// Losses before it appeared.
     pub(super) lost_before: Losses,
@@ -161,7 +162,7 @@ impl Process {
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past),
             startup_check: StartupCheck::new(observed_from),
             before: Some(BaselineReader::of(tgid)),
-            waiting_for: String::new(),
+            unprobed_because: String::new(),
             announced_probes: 0,
             lost_before: Losses::default(),
             without_stack_copy: 0,
@@ -252,7 +253,7 @@ impl Process {
         self.before = Some(BaselineReader::of(self.tgid));
         self.segments = SegmentReader::of(self.tgid);
         self.driver = DriverReader::default();
-        self.waiting_for.clear();
+        self.unprobed_because.clear();
         self.announced_probes = 0;
         (self.torch, self.allocator_conf, self.found) = (None, None, None);
         self.libraries.clear();
@@ -387,12 +388,18 @@ impl Process {
             }
             Ok(AttachStep::Done) => {}
             Ok(AttachStep::Waiting(what)) => {
-                if self.waiting_for != what {
-                    self.waiting_for.clone_from(&what);
-                    attempt.item = Some(HostItem::Waiting(what));
-                }
+                let is_news = self.is_news(&what);
+                attempt.item = is_news.then_some(HostItem::Waiting(what));
             }
-            Err(error) if self.is_bearable(&error, watch, start) => {}
+            Err(error) if self.is_bearable(&error, watch, start) => {
+                // The driver may list it all the same: it counts the memory of graphics and of OpenCL too.
+                let unrelated = AttachError::Unrelated(self.tgid);
+                let is_news = watch == Watch::Everyone
+                    && error.is_not_python()
+                    && !self.is_starting(start)
+                    && self.is_news(&unrelated.to_string());
+                attempt.item = is_news.then_some(HostItem::Refused(unrelated));
+            }
             Err(error) => {
                 self.refused();
                 attempt.has_events = true;
@@ -425,8 +432,20 @@ impl Process {
             // The session reports its end by itself.
             return true;
         }
-        let starting = self.origin != ProcessOrigin::Running && self.schedule.age(now) < STARTING;
-        (starting && error.may_pass()) || (watch != Watch::One && error.is_no_python())
+        (self.is_starting(now) && error.may_pass()) || (watch != Watch::One && error.is_no_python())
+    }
+
+    fn is_starting(&self, now: Instant) -> bool {
+        self.origin != ProcessOrigin::Running && self.schedule.age(now) < STARTING
+    }
+
+    /// Notes why it is not probed; returns false if that was the reason already.
+    fn is_news(&mut self, reason: &str) -> bool {
+        let is_news = self.unprobed_because != reason;
+        if is_news {
+            reason.clone_into(&mut self.unprobed_because);
+        }
+        is_news
     }
 
     /// True if probes were placed that are not announced yet.

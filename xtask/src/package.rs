@@ -54,8 +54,8 @@ pub fn build(repository: &Repository) -> Result<PathBuf> {
     build.arg("--target-dir").arg(repository.target());
     process::run(&mut build)?;
     fs::remove_dir_all(&folder)?;
-    // The repository's own build in this profile has the same path.
-    let packaged = repository.target().join("packaged");
+    // The repository's own build in this profile has the same path, and comes later: its tests run that program.
+    let packaged = repository.target().join("packaged/release");
     fs::create_dir_all(&packaged)?;
     let program = packaged.join("memprobe");
     fs::copy(repository.target().join(PROFILE).join("memprobe"), &program)?;

@@ -155,7 +155,6 @@ impl Snapshots {
     }
 }
 
-/// Warning if the process has more tensors than memprobe reads.
 /// Writes a whole file row by row. Returns its path (`None` for standard output).
 pub(super) fn write_file(
     plan: OutputPlan,
@@ -170,6 +169,7 @@ pub(super) fn write_file(
     })
 }
 
+/// Warning if the process has more tensors than memprobe reads.
 fn beyond_limit(limit: u64) -> String {
     let limit = count(limit);
     format!(

@@ -41,9 +41,10 @@ pub struct Built {
     pub benchmarks: Vec<TestProgram>,
 }
 
-/// Compiles all targets and their lints, then the program of the packages that users install. The workspace
-/// is compiled once without optimization and once with it.
+/// Compiles the program of the packages that users install, then all targets and their lints. The workspace is compiled
+/// once with optimization and once without it.
 pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Built> {
+    let memprobe = steps.take(PACKAGED, || package::build(repository))?;
     let (tests, benchmarks) = steps.take(LINTED, || {
         let (mut tests, mut benchmarks) = (Vec::new(), Vec::new());
         for packages in SEPARATE {
@@ -56,7 +57,6 @@ pub fn build_everything(repository: &Repository, steps: &mut Steps) -> Result<Bu
         }
         Ok((tests, benchmarks))
     })?;
-    let memprobe = steps.take(PACKAGED, || package::build(repository))?;
     Ok(Built {
         memprobe: Some(memprobe),
         tests,

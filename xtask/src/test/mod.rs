@@ -188,7 +188,7 @@ fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     if only.is_empty() {
         names.push("format");
         if extent == Extent::Everything {
-            names.extend([builds::LINTED, builds::PACKAGED]);
+            names.extend([builds::PACKAGED, builds::LINTED]);
         } else {
             names.push("lints");
         }

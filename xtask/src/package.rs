@@ -102,7 +102,7 @@ mod tests {
         assert!(is_there(&format!("[profile.{PROFILE}]")) && is_there(OWN_SETTINGS));
         let packages = workspace(&root, "0.1.0");
         assert!(packages.contains("inherits = \"release\"\nlto = \"off\"\n"));
-        assert!(!packages.contains("opt-level = 0"));
+        assert!(!packages.contains(OWN_SETTINGS));
     }
 
     #[test]

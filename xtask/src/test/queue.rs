@@ -14,8 +14,6 @@ pub const SLOTS: u32 = 3;
 pub enum Part {
     /// Its tests take single slots.
     Slots,
-    /// Its tests measure shares of a processor's time.
-    Quiet,
     /// Its tests need all slots: each would wait until they are free, and leave them empty meanwhile.
     Host,
     /// It runs neither memprobe nor a program with CUDA, and needs no slot. It fills the processor that is idle beside
@@ -24,15 +22,13 @@ pub enum Part {
 }
 
 /// Parts of a run, one after the other. Each name stands for one job at a time, beside the others of its list.
-pub const ORDER: [&[Part]; 3] = [
+pub const ORDER: [&[Part]; 2] = [
     &[Part::Slots; SLOTS as usize],
-    &[Part::Quiet],
     &[Part::Host, Part::Computation],
 ];
 
-const QUIET: [&str; 1] = ["tests/suite/budget.rs"];
-
-const HOST: [&str; 5] = [
+const HOST: [&str; 6] = [
+    "tests/suite/budget.rs",
     "tests/suite/diagnostics.rs",
     "tests/suite/kernel.rs",
     "tests/suite/many_processes.rs",
@@ -56,8 +52,6 @@ impl Part {
         let name = job.name();
         if matches!(job, Job::Benchmark(_)) || is_computation(&name) {
             Self::Computation
-        } else if QUIET.contains(&name.as_str()) {
-            Self::Quiet
         } else if HOST.contains(&name.as_str()) {
             Self::Host
         } else {
@@ -161,16 +155,15 @@ mod tests {
         let jobs = [
             Job::Benchmark(benchmark),
             test("memprobe/src/lib.rs"),
-            test("tests/suite/budget.rs"),
             test("tests/suite/top.rs"),
             test("memprobe/tests/pauses.rs"),
         ];
         let parts = jobs.each_ref().map(Part::of);
-        use Part::{Computation, Host, Quiet, Slots};
-        assert_eq!(parts, [Computation, Computation, Quiet, Host, Slots]);
+        use Part::{Computation, Host, Slots};
+        assert_eq!(parts, [Computation, Computation, Host, Slots]);
         assert!(parts.iter().all(|part| ORDER.concat().contains(part)));
         let root = crate::repository::Repository::here();
-        for name in QUIET.iter().chain(&HOST).chain(&COMPUTATIONS) {
+        for name in HOST.iter().chain(&COMPUTATIONS) {
             assert!(root.root().join(name).exists(), "{name}");
         }
     }

@@ -16,7 +16,7 @@ pub enum Part {
     Slots,
     /// Its tests need all slots: each would wait until they are free, and leave them empty meanwhile.
     Host,
-    /// It runs neither memprobe nor a program with CUDA, and needs no slot. It fills the processor that is idle beside
+    /// Runs neither memprobe nor a program with CUDA: it needs no slot, and fills the processor that is idle beside
     /// [`Part::Host`].
     Computation,
 }

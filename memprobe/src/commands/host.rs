@@ -76,9 +76,9 @@ struct Other {
     target: Target,
     /// Its user, and its watched parent if it is a fork. Read when found: it may be gone by its first event.
     facts: ProcessFacts,
-    waiting: Option<String>,
+    /// As its row would have it.
+    state: ProcessState,
     stopped: Option<String>,
-    refused: Option<String>,
 }
 
 impl Watching {
@@ -292,10 +292,10 @@ impl Watching {
         }
         let Some(other) = other else { return };
         self.host.set_stopped(tgid, other.stopped);
-        match (other.refused, other.waiting) {
-            (Some(cause), _) => self.host.refuse(tgid, &cause),
-            (None, Some(what)) => self.host.wait(tgid, &what),
-            (None, None) => {}
+        match other.state {
+            ProcessState::Waiting(what) => self.host.wait(tgid, &what),
+            ProcessState::Refused(cause) => self.host.refuse(tgid, &cause),
+            ProcessState::Found | ProcessState::Probed | ProcessState::Ended => {}
         }
     }
 
@@ -477,9 +477,8 @@ impl Watching {
         let other = Other {
             target,
             facts: self.facts(tgid, parent),
-            waiting: None,
+            state: ProcessState::Found,
             stopped: None,
-            refused: None,
         };
         self.others.insert(tgid, other);
         if self.scope == Scope::Family(tgid) {
@@ -491,7 +490,7 @@ impl Watching {
         // The screen writes "waiting for" itself.
         let what = what.strip_prefix("waiting for ").unwrap_or(what);
         match self.others.get_mut(&tgid) {
-            Some(other) => other.waiting = Some(what.to_owned()),
+            Some(other) => other.state = ProcessState::Waiting(what.to_owned()),
             None => self.host.wait(tgid, what),
         }
     }
@@ -507,7 +506,7 @@ impl Watching {
     fn refused(&mut self, tgid: Tgid, error: &AttachError) {
         let cause = reason(error, tgid);
         if let Some(other) = self.others.get_mut(&tgid) {
-            other.refused = Some(cause.clone());
+            other.state = ProcessState::Refused(cause.clone());
             let asked_for = self.scope == Scope::Family(tgid);
             if !asked_for && !process_scan::is_user(tgid) {
                 return;

@@ -76,7 +76,7 @@ struct Other {
     target: Target,
     /// Its user, and its watched parent if it is a fork. Read when found: it may be gone by its first event.
     facts: ProcessFacts,
-    /// As its row would have it.
+    /// State that its row will have.
     state: ProcessState,
     stopped: Option<String>,
 }

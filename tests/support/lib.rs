@@ -31,4 +31,5 @@ pub mod reference;
 pub mod snapshot;
 pub mod tensor_agreement;
 pub mod terminal;
+pub mod thread_states;
 pub mod workloads;

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
 use crate::fork_server::Forked;
+use crate::thread_states;
 
 /// Limit against hanging tests; no test depends on speed.
 const HANGS_AFTER: Duration = Duration::from_secs(180);
@@ -26,14 +27,18 @@ fn hangs_after() -> Duration {
 ///
 /// # Panics
 ///
-/// If that does not happen in time; the message contains `what`.
+/// If that does not happen in time; the message contains `what`, and the state of the test's background processes.
 pub fn wait_until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let mut found = None;
     let in_time = is_soon(|| {
         found = done();
         found.is_some()
     });
-    assert!(in_time, "waited in vain: {what}");
+    assert!(
+        in_time,
+        "waited in vain: {what}\n{}",
+        thread_states::describe()
+    );
     found.expect("found in time")
 }
 
@@ -121,9 +126,12 @@ impl Background {
             }
             Err(error) => Err(error),
         };
+        let process = process.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        let words = format!("{command:?}");
+        thread_states::note(process.id(), &words, &path("stderr"));
         Self {
-            process: process.unwrap_or_else(|error| panic!("{command:?} does not start: {error}")),
-            words: format!("{command:?}"),
+            process,
+            words,
             printed,
         }
     }
@@ -194,6 +202,7 @@ impl Drop for Background {
     /// Kills the process and its descendants: a program that a killed `memprobe record` started would go on, and tests
     /// that follow would find it.
     fn drop(&mut self) {
+        thread_states::forget(self.pid());
         let family = descendants(self.pid());
         self.process.kill();
         for pid in family {

@@ -17,6 +17,7 @@ use object::{LittleEndian, pod};
 use super::maps::{MappedFile, Mapping, is_named, open_regular};
 use crate::event::Tgid;
 
+use hash::HashTable;
 pub use names::FunctionNames;
 pub use thread_local::ThreadLocalName;
 pub use tracepoints::Tracepoint;
@@ -94,6 +95,15 @@ pub struct Symbol {
     pub vaddr: u64,
     /// Bytes; 0 if the file does not say.
     pub size: u64,
+}
+
+impl Symbol {
+    fn of(symbol: &RawSymbol) -> Self {
+        Self {
+            vaddr: symbol.st_value(LittleEndian),
+            size: symbol.st_size(LittleEndian),
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -231,9 +241,22 @@ impl ElfImage {
         Ok(found)
     }
 
-    /// Looks for the names that were not found yet. The strings of a PyTorch library have 80 MB: they are read in parts,
-    /// in the order in which they lie there.
+    /// Looks for the names that were not found yet.
     fn search(&self, table: &Section, names: &[&str], found: &mut [Option<Symbol>]) -> Result<()> {
+        let Some(hashes) = HashTable::of(self, table)? else {
+            return self.scan(table, names, found);
+        };
+        for (name, found) in names.iter().zip(found).filter(|(_, found)| found.is_none()) {
+            let named = hashes.symbols(name)?;
+            let first = named.iter().find(|(_, symbol)| has_address(symbol));
+            *found = first.map(|(_, symbol)| Symbol::of(symbol));
+        }
+        Ok(())
+    }
+
+    /// Looks for the names that were not found yet, in a table without hashes. The strings of a PyTorch library have
+    /// 80 MB: they are read in parts, in the order in which they lie there.
+    fn scan(&self, table: &Section, names: &[&str], found: &mut [Option<Symbol>]) -> Result<()> {
         let strings = self.string_section_of(table)?;
         let mut symbols = self.addressed_symbols(table)?;
         symbols.sort_unstable();
@@ -264,7 +287,7 @@ impl ElfImage {
         }
         for (number, found) in first.into_iter().zip(found) {
             if let (Some(number), None) = (number, &found) {
-                *found = Some(self.symbol_at(table, number)?);
+                *found = Some(Symbol::of(&self.raw_symbol(table, number)?));
             }
         }
         Ok(())
@@ -276,11 +299,7 @@ impl ElfImage {
         let mut number = 0;
         for chunk in self.chunks(table)? {
             for symbol in entries::<RawSymbol>(&chunk?)? {
-                // A symbol in thread-local storage names an offset. Those of sections (without a name) and source files
-                // name no code and no variable.
-                let names_none = [elf::STT_TLS, elf::STT_SECTION, elf::STT_FILE];
-                let is_addressed = !names_none.contains(&symbol.st_type());
-                if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF && is_addressed {
+                if has_address(symbol) {
                     found.push((symbol.st_name(LittleEndian), number));
                 }
                 number += 1;
@@ -289,15 +308,15 @@ impl ElfImage {
         Ok(found)
     }
 
-    fn symbol_at(&self, table: &Section, number: u32) -> Result<Symbol> {
+    fn raw_symbol(&self, table: &Section, number: u32) -> Result<RawSymbol> {
+        let broken = ElfError::Malformed("a broken table");
         let size = size_of::<RawSymbol>() as u64;
-        let entry = self.range(table.offset + u64::from(number) * size, size)?;
-        let symbol = entries::<RawSymbol>(&entry)?.first();
-        let symbol = symbol.ok_or(ElfError::Malformed("a broken table"))?;
-        Ok(Symbol {
-            vaddr: symbol.st_value(LittleEndian),
-            size: symbol.st_size(LittleEndian),
-        })
+        let within = u64::from(number) * size;
+        let offset = table.offset.checked_add(within);
+        let offset = offset.filter(|_| within + size <= table.size);
+        let entry = self.range(offset.ok_or(broken)?, size)?;
+        let symbol = entries::<RawSymbol>(&entry)?.first().copied();
+        symbol.ok_or(ElfError::Malformed("a broken table"))
     }
 
     /// True if the image lists a library as needed (`DT_NEEDED`), so that the loader loads both together.
@@ -413,6 +432,13 @@ impl ElfImage {
     }
 }
 
+/// True for a symbol that the image defines and that has an address. One in thread-local storage names an offset;
+/// those of sections (without a name) and source files name no code and no variable.
+fn has_address(symbol: &RawSymbol) -> bool {
+    let names_none = [elf::STT_TLS, elf::STT_SECTION, elf::STT_FILE];
+    symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF && !names_none.contains(&symbol.st_type())
+}
+
 /// Returns the text at an offset of a string table, without the zero byte that ends it.
 fn text_at(strings: &[u8], start: u64) -> Option<&[u8]> {
     let tail = strings.get(usize::try_from(start).ok()?..)?;
@@ -450,6 +476,7 @@ impl LoadedImage {
 
 mod dynamic;
 mod functions;
+mod hash;
 mod linkage;
 mod names;
 mod thread_local;

@@ -4,6 +4,7 @@ use object::LittleEndian;
 use object::elf;
 use object::read::elf::Sym;
 
+use super::hash::HashTable;
 use super::{ElfImage, RawRelocation, RawSymbol, Result, Section, entries};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,11 @@ impl ThreadLocalName {
             within: 0,
         }
     }
+
+    fn has_size_of(&self, symbol: &RawSymbol) -> bool {
+        let size = symbol.st_size(LittleEndian);
+        self.size.is_none_or(|wanted| wanted == size)
+    }
 }
 
 impl ElfImage {
@@ -44,13 +50,16 @@ impl ElfImage {
     }
 
     fn thread_local_of(&self, table: &Section, names: &[ThreadLocalName]) -> Result<Option<u64>> {
+        if let Some(hashes) = HashTable::of(self, table)? {
+            return exported(hashes, names);
+        }
         let strings = self.string_section_of(table)?;
         let mut source = None;
         for chunk in self.chunks(table)? {
             for symbol in entries::<RawSymbol>(&chunk?)? {
                 match symbol.st_type() {
                     elf::STT_FILE => source = Some(symbol.st_name(LittleEndian)),
-                    elf::STT_TLS if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF => {
+                    _ if is_variable(symbol) => {
                         if let Some(name) = self.meant(symbol, source, strings, names) {
                             return Ok(symbol.st_value(LittleEndian).checked_add(name.within));
                         }
@@ -70,10 +79,10 @@ impl ElfImage {
         strings: &Section,
         names: &'n [ThreadLocalName],
     ) -> Option<&'n ThreadLocalName> {
-        let (own, size) = (symbol.st_name(LittleEndian), symbol.st_size(LittleEndian));
+        let own = symbol.st_name(LittleEndian);
         names.iter().find(|name| {
             let is_source = |of: &str| source.is_some_and(|at| self.is_text_at(strings, at, of));
-            name.size.is_none_or(|wanted| wanted == size)
+            name.has_size_of(symbol)
                 && self.is_text_at(strings, own, name.symbol)
                 && name.source.is_none_or(is_source)
         })
@@ -81,7 +90,7 @@ impl ElfImage {
 
     /// True if a string table has this text at an offset. The table of a PyTorch library has 80 MB: it stays in the
     /// file.
-    fn is_text_at(&self, strings: &Section, start: u32, text: &str) -> bool {
+    pub(super) fn is_text_at(&self, strings: &Section, start: u32, text: &str) -> bool {
         let start = u64::from(start);
         let wanted = text.len() as u64 + 1;
         let is_inside = (strings.size.checked_sub(start)).is_some_and(|rest| rest >= wanted);
@@ -110,4 +119,25 @@ impl ElfImage {
         }
         Ok(None)
     }
+}
+
+/// Returns the offset of the first exported variable that matches a name. The symbols of source files, which
+/// [`ThreadLocalName::source`] asks for, are not exported.
+fn exported(hashes: HashTable<'_>, names: &[ThreadLocalName]) -> Result<Option<u64>> {
+    let mut first: Option<(u32, Option<u64>)> = None;
+    for name in names.iter().filter(|name| name.source.is_none()) {
+        for (number, symbol) in hashes.symbols(name.symbol)? {
+            let is_meant = is_variable(&symbol) && name.has_size_of(&symbol);
+            if is_meant && first.is_none_or(|(before, _)| number < before) {
+                let place = symbol.st_value(LittleEndian).checked_add(name.within);
+                first = Some((number, place));
+            }
+        }
+    }
+    Ok(first.and_then(|(_, place)| place))
+}
+
+/// True for a thread-local variable that the image defines.
+fn is_variable(symbol: &RawSymbol) -> bool {
+    symbol.st_type() == elf::STT_TLS && symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
 }

@@ -8,10 +8,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use aya::Ebpf;
-use aya_log::EbpfLogger;
 use log::{LevelFilter, Log, Metadata, Record};
 
+use super::programs::Programs;
 use crate::process::capabilities::{RunStage, reduce_to};
 
 /// The map with the programs' lines.
@@ -72,12 +71,12 @@ pub(super) struct DiagnosticReader {
 }
 
 impl DiagnosticReader {
-    pub(super) fn start(ebpf: &mut Ebpf) -> Result<Option<Self>> {
+    pub(super) fn start(programs: &mut Programs) -> Result<Option<Self>> {
         if !enabled() {
             return Ok(None);
         }
-        let mut lines =
-            EbpfLogger::init(ebpf).context("reading the diagnostics of the programs")?;
+        let lines = programs.logger();
+        let mut lines = lines.context("reading the diagnostics of the programs")?;
         let ends = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ends);
         let thread = thread::spawn(move || {

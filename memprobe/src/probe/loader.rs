@@ -1,23 +1,23 @@
 //! The programs and maps in the kernel. Everything goes when the [`Loader`] is dropped or
 //! memprobe dies: links are file descriptors, nothing is pinned.
 
-use std::num::NonZeroU32;
+use std::collections;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, HashMap, MapData, MapError, ProgramArray, RingBuf};
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
-use aya::programs::{Program, RawTracePoint, UProbe};
-use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
+use aya::maps::{Array, HashMap, MapData, MapError, RingBuf};
+use aya::programs::uprobe::UProbeLink;
+use aya::{Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
+use zerocopy::IntoBytes as _;
 
 use super::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use super::diagnostics;
 use super::kernel::TaskOffsets;
-use super::multi::MultiPrograms;
 pub use super::multi::{ProbedFunction, detach};
+use super::programs::Programs;
 use super::refusal::Refusal;
 use crate::event::{CaptureOptions, Tgid};
 
@@ -120,9 +120,6 @@ pub enum Link {
     Multi(OwnedFd),
 }
 
-/// Programs that few processes need: loaded when they are first attached, since the verifier takes long.
-const ON_DEMAND: [&str; 1] = ["allocator_tracepoint"];
-
 /// The program on the allocator's reports, which goes on in [`EVENT_WITH_STACK`] where a block was handed out.
 pub const ALLOCATOR_ENTRY: &str = "report_memory_usage";
 pub const EVENT_WITH_STACK: &str = "event_with_stack";
@@ -134,10 +131,60 @@ const EVENT_WITH_STACK_INDEX: u32 = 0;
 pub const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
 
+/// Values that the programs and maps are loaded with.
+pub(super) struct Settings {
+    /// Constants of the programs.
+    pub(super) globals: [(&'static str, u64); 8],
+    /// Numbers of entries, of maps whose number is not that of their definition.
+    pub(super) entries: [(&'static str, u32); 3],
+}
+
+impl Settings {
+    fn of(task: &TaskOffsets, watch: Watch, ring_bytes: u32, modules: Modules) -> Self {
+        let threads = match watch {
+            Watch::One => THREADS_OF_ONE,
+            Watch::Family | Watch::Everyone => THREADS_OF_MANY,
+        };
+        Self {
+            globals: [
+                ("FSBASE_OFFSET", task.fsbase),
+                ("PID_OFFSET", task.pid),
+                ("TGID_OFFSET", task.tgid),
+                ("SIGNAL_OFFSET", task.signal),
+                ("LIVE_OFFSET", task.live),
+                ("WATCH_ALL", (watch == Watch::Everyone).into()),
+                ("REPORT_MODULES", (modules == Modules::Told).into()),
+                ("DIAGNOSTICS", diagnostics::enabled().into()),
+            ],
+            entries: [
+                (RECORDS, ring_bytes.max(4096).next_power_of_two()),
+                (diagnostics::LINES, diagnostics::bytes()),
+                ("THREADS", threads),
+            ],
+        }
+    }
+
+    /// The constants as [`aya_obj::Object::patch_map_data`] takes them; each must be there.
+    pub(super) fn globals(&self) -> collections::HashMap<&str, (&[u8], bool)> {
+        let globals = self.globals.iter();
+        globals
+            .map(|(name, value)| (*name, (value.as_bytes(), true)))
+            .collect()
+    }
+
+    pub(super) fn entries(&self, map: &str) -> Option<u32> {
+        let mut entries = self.entries.iter();
+        entries
+            .find(|(name, _)| *name == map)
+            .map(|(_, entries)| *entries)
+    }
+}
+
+/// The ring buffer of all records.
+const RECORDS: &str = "RECORDS";
+
 pub struct Loader {
-    ebpf: Ebpf,
-    /// All uprobe programs, where the kernel attaches them to many functions at once.
-    multi: Option<MultiPrograms>,
+    programs: Programs,
     pub modules: Modules,
     _diagnostics: Option<diagnostics::DiagnosticReader>,
 }
@@ -172,7 +219,6 @@ impl Loader {
         modules: Modules,
         links: UprobeLinks,
     ) -> Result<Self> {
-        let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let named = std::env::var_os(OBJECT_VARIABLE).filter(|_| IS_REPLACEABLE);
         let replaced = named.map(|path| {
             let name = || format!("reading {} (named by {OBJECT_VARIABLE})", path.display());
@@ -180,51 +226,15 @@ impl Loader {
         });
         let replaced = replaced.transpose()?;
         let object = replaced.as_deref().unwrap_or(OBJECT);
-        let threads = match watch {
-            Watch::One => THREADS_OF_ONE,
-            Watch::Family | Watch::Everyone => THREADS_OF_MANY,
-        };
-        let watch_all = u64::from(watch == Watch::Everyone);
-        let diagnostics = u64::from(diagnostics::enabled());
-        let report_modules = u64::from(modules == Modules::Told);
-        let mut ebpf = EbpfLoader::new()
-            .override_global("FSBASE_OFFSET", &task.fsbase, true)
-            .override_global("PID_OFFSET", &task.pid, true)
-            .override_global("TGID_OFFSET", &task.tgid, true)
-            .override_global("SIGNAL_OFFSET", &task.signal, true)
-            .override_global("LIVE_OFFSET", &task.live, true)
-            .override_global("WATCH_ALL", &watch_all, true)
-            .override_global("REPORT_MODULES", &report_modules, true)
-            .override_global("DIAGNOSTICS", &diagnostics, true)
-            .map_max_entries("RECORDS", ring_bytes)
-            .map_max_entries(diagnostics::LINES, diagnostics::bytes())
-            .map_max_entries("THREADS", threads)
-            .load(object)
-            .map_err(|error| Refusal::of_maps(&error))?;
-        let multi = match links {
-            UprobeLinks::Best => MultiPrograms::load(&ebpf, object, &ON_DEMAND),
-            UprobeLinks::PerfEvents => None,
-        };
-        for (name, program) in ebpf.programs_mut() {
-            let has_copy = multi.is_some() && matches!(program, Program::UProbe(_));
-            if !has_copy && !ON_DEMAND.contains(&name) {
-                load(name, program)?;
-            }
-        }
-        connect(&mut ebpf, multi.as_ref())?;
-        let reader = diagnostics::DiagnosticReader::start(&mut ebpf)?;
+        let settings = Settings::of(task, watch, ring_bytes, modules);
+        let mut programs = Programs::load(object, &settings, links)?;
+        programs.put(EVENT_WITH_STACK, PROGRAMS, EVENT_WITH_STACK_INDEX)?;
+        let reader = diagnostics::DiagnosticReader::start(&mut programs)?;
         for (name, tracepoint) in LIFECYCLE {
-            let program: &mut RawTracePoint = ebpf
-                .program_mut(name)
-                .with_context(|| format!("the object has no program {name}"))?
-                .try_into()?;
-            program
-                .attach(tracepoint)
-                .with_context(|| format!("following processes through {tracepoint}"))?;
+            programs.follow(name, tracepoint)?;
         }
         Ok(Self {
-            ebpf,
-            multi,
+            programs,
             modules,
             _diagnostics: reader,
         })
@@ -232,55 +242,28 @@ impl Loader {
 
     /// Loads the programs that otherwise are loaded when they are first attached.
     pub fn load_on_demand(&mut self) -> Result<()> {
-        for name in ON_DEMAND {
-            self.demand(name)?;
-        }
-        Ok(())
-    }
-
-    /// Loads a program unless it is loaded.
-    fn demand(&mut self, name: &str) -> Result<()> {
-        if let Some(multi) = &mut self.multi {
-            return multi
-                .demand(name)
-                .with_context(|| format!("loading the program {name}"));
-        }
-        let program = self.program_mut(name)?;
-        if program.fd().is_err() {
-            load(name, program)?;
-        }
-        Ok(())
-    }
-
-    fn program_mut(&mut self, name: &str) -> Result<&mut Program> {
-        self.ebpf
-            .program_mut(name)
-            .with_context(|| format!("the object has no program {name}"))
+        self.programs.load_on_demand()
     }
 
     pub fn programs(&self) -> usize {
-        self.ebpf.programs().count()
+        self.programs.count()
     }
 
     /// The most instructions that the kernel's verifier followed of one program; it gives up at [`MAX_FOLLOWED`].
     /// `None` before Linux 5.16, which does not say.
     pub fn followed(&self) -> Option<u32> {
-        let programs = self.ebpf.programs();
-        let by_aya = programs.filter_map(|(_, program)| followed(program));
-        let multi = self.multi.iter().flat_map(MultiPrograms::infos);
-        let counts = by_aya.chain(multi.map(|info| info.verified_insns));
-        counts.max().filter(|&count| count > 0)
+        self.programs.followed()
     }
 
     /// The ring buffer's reading end. Can be taken once.
     pub fn take_records(&mut self) -> Result<RingBuf<MapData>> {
-        let map = self.ebpf.take_map("RECORDS");
+        let map = self.programs.take_map(RECORDS);
         Ok(RingBuf::try_from(map.context("the ring buffer is taken")?)?)
     }
 
     /// The counters of losses. Can be taken once.
     pub fn take_counters(&mut self) -> Result<Counters> {
-        let mut take = |name| self.ebpf.take_map(name).context("the counters are taken");
+        let mut take = |name| (self.programs.take_map(name)).context("the counters are taken");
         Ok(Counters {
             all: Array::try_from(take("COUNTERS")?)?,
             by_process: HashMap::try_from(take("LOST_BY")?)?,
@@ -325,10 +308,7 @@ impl Loader {
     }
 
     fn processes(&mut self) -> Result<HashMap<&mut MapData, u32, ConfigValue>> {
-        let map = self.ebpf.map_mut("PROCESSES");
-        Ok(HashMap::try_from(
-            map.context("the object has no map PROCESSES")?,
-        )?)
+        Ok(HashMap::try_from(self.programs.map_mut("PROCESSES")?)?)
     }
 
     /// Attaches a program at a file offset of a library; `cookie` names the function to a program for several.
@@ -340,27 +320,11 @@ impl Loader {
         cookie: Option<u64>,
         reach: Reach,
     ) -> Result<Link> {
-        self.demand(program)?;
-        if let Some(multi) = &self.multi {
-            let cookie = cookie.unwrap_or(0);
-            let functions = [ProbedFunction { offset, cookie }];
-            return attach_multi(multi, program, library, &functions, reach);
-        }
-        let scope = match reach {
-            Reach::Process(tgid) => UProbeScope::OneProcess(
-                NonZeroU32::new(tgid.0).context("PID 0 is the kernel's own")?,
-            ),
-            Reach::Everyone => UProbeScope::AllProcesses,
-        };
-        let uprobe: &mut UProbe = self.program_mut(program)?.try_into()?;
-        let point = UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(offset),
-            cookie,
-        };
-        let link = uprobe
-            .attach(point, library, scope)
-            .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
-        Ok(Link::PerfEvent(uprobe.take_link(link)?))
+        self.programs.demand(program)?;
+        let cookie = cookie.unwrap_or(0);
+        let functions = [ProbedFunction { offset, cookie }];
+        let links = self.programs.attach(program, library, &functions, reach)?;
+        links.into_iter().next().context("no probe was attached")
     }
 
     /// Attaches the programs for CUDA's functions to some in a library, at their entries and their returns.
@@ -370,99 +334,39 @@ impl Loader {
         functions: &[ProbedFunction],
         reach: Reach,
     ) -> Result<Vec<Link>> {
+        let returns: Vec<_> = functions
+            .iter()
+            .map(|function| ProbedFunction {
+                cookie: 0,
+                ..*function
+            })
+            .collect();
         // The kernel takes the return address at the entry: nobody may be between the two.
-        const IN_ORDER: [&str; 2] = [CUDA_RETURN, CUDA_ENTRY];
-        let mut links = Vec::new();
-        if let Some(multi) = &self.multi {
-            for program in IN_ORDER {
-                links.push(attach_multi(multi, program, library, functions, reach)?);
-            }
-            return Ok(links);
-        }
-        for ProbedFunction { offset, cookie } in functions {
-            for program in IN_ORDER {
-                let cookie = (program == CUDA_ENTRY).then_some(*cookie);
-                links.push(self.attach(program, library, *offset, cookie, reach)?);
-            }
-        }
+        let mut links = self
+            .programs
+            .attach(CUDA_RETURN, library, &returns, reach)?;
+        links.extend(
+            self.programs
+                .attach(CUDA_ENTRY, library, functions, reach)?,
+        );
         Ok(links)
     }
 
     /// Runs and run time of a program. The kernel counts only while asked to
     /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
     pub fn run_time(&self, program: &str) -> Result<RunTime> {
-        let asking = || format!("asking the kernel about {program}");
-        if let Some(multi) = &self.multi {
-            let info = multi.info(program).with_context(asking)?;
-            return Ok(RunTime {
-                runs: info.run_cnt,
-                total: Duration::from_nanos(info.run_time_ns),
-            });
-        }
-        let loaded = self.ebpf.program(program);
-        let loaded = loaded.with_context(|| format!("the object has no program {program}"))?;
-        let info = loaded.info().with_context(asking)?;
-        Ok(RunTime {
-            runs: info.run_count(),
-            total: info.run_time(),
-        })
+        self.programs.run_time(program)
     }
 }
 
 impl Loader {
     /// Runs and run time of every loaded uprobe program, as [`Self::run_time`].
     pub fn run_times(&self) -> Vec<(&str, RunTime)> {
-        let programs = self.ebpf.programs();
-        let uprobes = programs.filter(|(_, program)| matches!(program, Program::UProbe(_)));
-        let names = uprobes.map(|(name, _)| name);
+        let names = self.programs.uprobes().into_iter();
         // One that is loaded on demand only may not be loaded.
         let known = names.filter_map(|name| Some((name, self.run_time(name).ok()?)));
         known.collect()
     }
-}
-
-/// Puts the program that others go on in where they find it.
-fn connect(ebpf: &mut Ebpf, multi: Option<&MultiPrograms>) -> Result<()> {
-    let missing = || format!("the object has no map {PROGRAMS}");
-    let putting = || format!("putting {EVENT_WITH_STACK} where {ALLOCATOR_ENTRY} goes on");
-    if let Some(multi) = multi {
-        let map = ebpf.map(PROGRAMS).with_context(missing)?;
-        return multi
-            .put(EVENT_WITH_STACK, map, EVENT_WITH_STACK_INDEX)
-            .with_context(putting);
-    }
-    let program = ebpf.program(EVENT_WITH_STACK).with_context(putting)?;
-    let fd = program.fd()?.try_clone()?;
-    let map = ebpf.map_mut(PROGRAMS).with_context(missing)?;
-    let mut programs = ProgramArray::try_from(map)?;
-    programs
-        .set(EVENT_WITH_STACK_INDEX, &fd, 0)
-        .with_context(putting)
-}
-
-fn attach_multi(
-    multi: &MultiPrograms,
-    program: &str,
-    library: &Path,
-    functions: &[ProbedFunction],
-    reach: Reach,
-) -> Result<Link> {
-    let link = multi.attach(program, library, functions, reach);
-    let link = link.map_err(|error| Refusal::of_link(&library.display().to_string(), &error))?;
-    Ok(Link::Multi(link))
-}
-
-fn load(name: &str, program: &mut Program) -> Result<()> {
-    let loaded = match program {
-        Program::UProbe(uprobe) => uprobe.load(),
-        Program::RawTracePoint(tracepoint) => tracepoint.load(),
-        _ => return Ok(()),
-    };
-    loaded.map_err(|error| Refusal::of_program(name, &error))?;
-    if let Some(followed) = followed(program) {
-        log::debug!("{name}: the verifier followed {followed} instructions");
-    }
-    Ok(())
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -470,11 +374,6 @@ pub struct RunTime {
     pub runs: u64,
     /// Time of all runs together: the program alone, without the trap that leads to it.
     pub total: Duration,
-}
-
-/// The instructions that the kernel's verifier followed of a program, if it says so.
-fn followed(program: &Program) -> Option<u32> {
-    program.info().ok()?.verified_instruction_count()
 }
 
 /// Counters of records that the programs could not send.

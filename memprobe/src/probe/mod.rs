@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod attaching;
+mod bpf_calls;
 mod call_site;
 pub mod catalog;
 pub mod diagnostics;
@@ -18,6 +19,7 @@ pub mod overhead;
 pub mod patch;
 mod positions;
 pub mod preflight;
+mod programs;
 pub mod prologue;
 pub mod refusal;
 pub mod ring;

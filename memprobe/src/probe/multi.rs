@@ -1,142 +1,68 @@
-//! Uprobe programs that are loaded for links of many functions (`BPF_TRACE_UPROBE_MULTI`, include/uapi/linux/bpf.h).
+//! Maps, and programs that are loaded for links of many functions (`BPF_TRACE_UPROBE_MULTI`, include/uapi/linux/bpf.h).
 //!
 //! A perf event of a uprobe goes under a lock of the whole kernel, which waits each time until no processor can be in a
 //! program: about a tenth of a second. Links go at the same time, and one link holds the dozens of functions of CUDA.
 //! The kernel has them from Linux 6.6 on, right ones from 6.10 on. A program is loaded for one way or the other, so this
-//! is done beside aya, which does not know such links yet.
+//! is done without aya's loader, which does not know such links yet, and which reads all types of the kernel first.
 
-use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
 
-use aya::Ebpf;
-use aya::maps::Map;
-use aya_obj::generated::bpf_prog_info;
-use aya_obj::{Object, ProgramSection};
+use aya::maps::{Map, MapData};
+use aya_obj::generated::{bpf_map_type, bpf_prog_info};
+use aya_obj::{EbpfSectionKind, Object, ProgramSection};
 use rustix::io::Errno;
 
-use super::loader::Reach;
+pub use super::bpf_calls::ProbedFunction;
+use super::bpf_calls::{
+    ProbePoint, ProgramKind, create_map, freeze, info, link, load_program, open_tracepoint, put,
+};
+use super::loader::{Reach, Settings};
 use super::open_loops;
-
-/// `BPF_MAP_UPDATE_ELEM`, `BPF_PROG_LOAD`, `BPF_OBJ_GET_INFO_BY_FD`, `BPF_LINK_CREATE` (`enum bpf_cmd`).
-const MAP_UPDATE_ELEM: libc::c_long = 2;
-const PROG_LOAD: libc::c_long = 5;
-const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-const LINK_CREATE: libc::c_long = 28;
-
-/// `BPF_PROG_TYPE_KPROBE`, `BPF_TRACE_UPROBE_MULTI`, `BPF_F_UPROBE_MULTI_RETURN`.
-const KPROBE: u32 = 2;
-const UPROBE_MULTI: u32 = 48;
-const RETURN: u32 = 1;
 
 /// Most links that are taken away at the same time.
 const MAX_DETACHED: usize = 64;
 
-/// The head of `union bpf_attr` for [`MAP_UPDATE_ELEM`].
-#[repr(C)]
-struct MapUpdate {
-    map_fd: u32,
-    pad: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-/// The head of `union bpf_attr` for [`PROG_LOAD`].
-#[repr(C)]
-#[derive(Default)]
-struct ProgLoad {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-}
-
-/// The head of `union bpf_attr` for [`OBJ_GET_INFO_BY_FD`].
-#[repr(C)]
-struct GetInfo {
-    bpf_fd: u32,
-    info_len: u32,
-    info: u64,
-}
-
-/// The head of `union bpf_attr` for [`LINK_CREATE`] of uprobes.
-#[repr(C)]
-#[derive(Default)]
-struct LinkCreate {
-    prog_fd: u32,
-    target_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    path: u64,
-    offsets: u64,
-    ref_ctr_offsets: u64,
-    cookies: u64,
-    cnt: u32,
-    multi_flags: u32,
-    pid: u32,
-    pad: u32,
-}
-
-/// One function: the offset of its probe in the file, and its cookie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProbedFunction {
-    pub offset: u64,
-    pub cookie: u64,
-}
-
 pub struct MultiPrograms {
     object: Object,
+    maps: HashMap<String, Map>,
     loaded: BTreeMap<String, OwnedFd>,
+    /// Links of the programs at tracepoints.
+    tracepoints: Vec<OwnedFd>,
 }
 
 impl MultiPrograms {
-    /// Loads the uprobe programs of an object whose maps are loaded, but for those `on_demand`. `None` where the kernel
-    /// has no such links, or not right ones, or refuses a program: aya's way says why.
-    pub fn load(ebpf: &Ebpf, object: &[u8], on_demand: &[&str]) -> Option<Self> {
-        let mut object = relocated(ebpf, object)?;
-        let is_uprobe = |section: &ProgramSection| {
-            matches!(
-                section,
-                ProgramSection::UProbe { .. } | ProgramSection::URetProbe { .. }
-            )
-        };
-        let programs = object.programs.iter();
-        let names = programs.filter(|(_, program)| is_uprobe(&program.section));
-        let names = names.map(|(name, _)| name.clone());
-        let mut names: Vec<_> = names
-            .filter(|name| !on_demand.contains(&name.as_str()))
-            .collect();
-        names.sort_by_key(|name| instructions(&object, name));
-        let first = names.first().cloned()?;
-        let first = (first.clone(), load(&object, &first).ok()?);
-        if !has_links(&first.1) {
-            return None;
-        }
-        names.remove(0);
-        let closed = object.functions.clone();
-        let functions = object.functions.values_mut();
-        functions.for_each(|function| open_loops::open(&mut function.instructions));
-        let mut loaded = load_each(&object, &names).or_else(|| {
-            log::debug!("the verifier refuses loops with may_goto: it gets all rounds to follow");
-            object.functions = closed;
-            load_each(&object, &names)
-        })?;
-        loaded.extend([first]);
-        Some(Self { object, loaded })
+    /// Makes the maps of an object and loads its programs, but for those `on_demand`. `None` where the kernel has no such
+    /// links, or not right ones, or refuses anything: aya's way says why.
+    pub fn load(object: &[u8], settings: &Settings, on_demand: &[&str]) -> Option<Self> {
+        let mut object = Object::parse(object).ok()?;
+        object.patch_map_data(settings.globals()).ok()?;
+        let maps = make_maps(&object, settings).ok()?;
+        relocate(&mut object, &maps)?;
+        let mut names: Vec<String> = object.programs.keys().cloned().collect();
+        names.retain(|name| !on_demand.contains(&name.as_str()));
+        let (uprobes, others): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| is_uprobe(&object, name));
+        let mut loaded = load_each(&object, &others)?;
+        loaded.extend(load_uprobes(&mut object, uprobes)?);
+        Some(Self {
+            object,
+            maps,
+            loaded,
+            tracepoints: Vec::new(),
+        })
+    }
+
+    pub fn map_mut(&mut self, name: &str) -> Option<&mut Map> {
+        self.maps.get_mut(name)
+    }
+
+    pub fn take_map(&mut self, name: &str) -> Option<Map> {
+        self.maps.remove(name)
     }
 
     /// Loads one of those on demand, unless it is loaded.
@@ -161,31 +87,38 @@ impl MultiPrograms {
             Reach::Process(tgid) => tgid.0,
             Reach::Everyone => 0,
         };
-        let section = self.object.programs.get(name);
-        let section = section.map(|program| &program.section);
-        let flags = match section {
-            Some(ProgramSection::URetProbe { .. }) => RETURN,
-            _ => 0,
+        let point = match section(&self.object, name) {
+            Some(ProgramSection::URetProbe { .. }) => ProbePoint::Return,
+            _ => ProbePoint::Entry,
         };
-        link(program, file, functions, pid, flags)
+        link(program, file, functions, pid, point)
+    }
+
+    /// Runs a program at a tracepoint from now on.
+    pub fn follow(&mut self, name: &str, tracepoint: &str) -> io::Result<()> {
+        let link = open_tracepoint(self.program(name)?, tracepoint)?;
+        self.tracepoints.push(link);
+        Ok(())
     }
 
     /// Puts a program into an array of programs.
-    pub fn put(&self, name: &str, array: &Map, index: u32) -> io::Result<()> {
+    pub fn put(&self, name: &str, array: &str, index: u32) -> io::Result<()> {
         let program = self.program(name)?.as_raw_fd();
-        let array = descriptor(array).ok_or_else(not_found)?;
-        let attributes = MapUpdate {
-            map_fd: array.cast_unsigned(),
-            pad: 0,
-            key: (&raw const index) as u64,
-            value: (&raw const program) as u64,
-            flags: 0,
-        };
-        bpf(MAP_UPDATE_ELEM, &attributes).map(drop)
+        let array = self.maps.get(array).and_then(descriptor);
+        put(array.ok_or_else(not_found)?, index, &program.to_ne_bytes())
     }
 
     fn program(&self, name: &str) -> io::Result<&OwnedFd> {
         self.loaded.get(name).ok_or_else(not_found)
+    }
+
+    /// The names of all programs, loaded or not.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.object.programs.keys().map(String::as_str)
+    }
+
+    pub fn is_uprobe(&self, name: &str) -> bool {
+        is_uprobe(&self.object, name)
     }
 
     /// The kernel's facts of a program.
@@ -193,7 +126,7 @@ impl MultiPrograms {
         info(self.program(name)?)
     }
 
-    /// The kernel's facts of all programs.
+    /// The kernel's facts of all loaded programs.
     pub fn infos(&self) -> impl Iterator<Item = bpf_prog_info> {
         self.loaded
             .values()
@@ -219,19 +152,71 @@ pub fn detach<L: Send>(links: impl IntoIterator<Item = L>) {
     }
 }
 
-/// The object's programs with the descriptors of the maps in `ebpf`.
-fn relocated(ebpf: &Ebpf, object: &[u8]) -> Option<Object> {
-    let mut object = Object::parse(object).ok()?;
+/// Makes the maps of an object, with its constants.
+fn make_maps(object: &Object, settings: &Settings) -> io::Result<HashMap<String, Map>> {
+    let maps = object.maps.iter().map(|(name, map)| {
+        let entries = settings.entries(name).unwrap_or(map.max_entries());
+        let made = create_map(name, map, entries)?;
+        if !map.data().is_empty() {
+            put(made.as_fd(), 0, map.data())?;
+        }
+        if map.section_kind() == EbpfSectionKind::Rodata {
+            freeze(made.as_fd())?;
+        }
+        let made = MapData::from_fd(made).map_err(io::Error::other)?;
+        Ok((name.clone(), of_type(map.map_type(), made)?))
+    });
+    maps.collect()
+}
+
+/// The types of maps that the object has.
+fn of_type(kind: u32, map: MapData) -> io::Result<Map> {
+    use bpf_map_type::{
+        BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_LRU_HASH, BPF_MAP_TYPE_PROG_ARRAY,
+        BPF_MAP_TYPE_RINGBUF,
+    };
+    Ok(match bpf_map_type::try_from(kind) {
+        Ok(BPF_MAP_TYPE_ARRAY) => Map::Array(map),
+        Ok(BPF_MAP_TYPE_HASH) => Map::HashMap(map),
+        Ok(BPF_MAP_TYPE_LRU_HASH) => Map::LruHashMap(map),
+        Ok(BPF_MAP_TYPE_PROG_ARRAY) => Map::ProgramArray(map),
+        Ok(BPF_MAP_TYPE_RINGBUF) => Map::RingBuf(map),
+        _ => return Err(not_found()),
+    })
+}
+
+/// Puts the descriptors of the maps into the programs, and joins each program with the functions that it calls.
+fn relocate(object: &mut Object, maps: &HashMap<String, Map>) -> Option<()> {
     let sections = object.functions.keys().map(|(section, _)| *section);
     let sections = sections.collect();
-    let maps: Vec<_> = object.maps.clone().into_iter().collect();
-    let with_fds = maps.iter().filter_map(|(name, map)| {
-        let fd = descriptor(ebpf.map(name)?)?;
-        Some((name.as_str(), fd, map))
+    let definitions: Vec<_> = object.maps.clone().into_iter().collect();
+    let with_fds = definitions.iter().filter_map(|(name, map)| {
+        let fd = descriptor(maps.get(name)?)?;
+        Some((name.as_str(), fd.as_raw_fd(), map))
     });
     object.relocate_maps(with_fds, &sections).ok()?;
-    object.relocate_calls(&sections).ok()?;
-    Some(object)
+    object.relocate_calls(&sections).ok()
+}
+
+/// Loads uprobe programs. `None` where the kernel has no right links, or refuses one.
+fn load_uprobes(object: &mut Object, mut names: Vec<String>) -> Option<BTreeMap<String, OwnedFd>> {
+    names.sort_by_key(|name| instructions(object, name));
+    let first = names.first().cloned()?;
+    let first = (first.clone(), load(object, &first).ok()?);
+    if !has_links(&first.1) {
+        return None;
+    }
+    names.remove(0);
+    let closed = object.functions.clone();
+    let functions = object.functions.values_mut();
+    functions.for_each(|function| open_loops::open(&mut function.instructions));
+    let mut loaded = load_each(object, &names).or_else(|| {
+        log::debug!("the verifier refuses loops with may_goto: it gets all rounds to follow");
+        object.functions = closed;
+        load_each(object, &names)
+    })?;
+    loaded.extend([first]);
+    Some(loaded)
 }
 
 /// Asks for what cannot be had: the error tells whether the kernel knows what was asked. Before 6.10, a link of a
@@ -239,8 +224,8 @@ fn relocated(ebpf: &Ebpf, object: &[u8]) -> Option<Object> {
 fn has_links(program: &OwnedFd) -> bool {
     let nowhere = [ProbedFunction::default()];
     let root = Path::new("/");
-    let known = link(program, root, &nowhere, 0, 0);
-    let for_processes = link(program, root, &nowhere, u32::MAX, 0);
+    let known = link(program, root, &nowhere, 0, ProbePoint::Entry);
+    let for_processes = link(program, root, &nowhere, u32::MAX, ProbePoint::Entry);
     let is = |result: io::Result<OwnedFd>, error| {
         result.is_err_and(|given| Errno::from_io_error(&given) == Some(error))
     };
@@ -272,15 +257,26 @@ fn load_each(object: &Object, names: &[String]) -> Option<BTreeMap<String, Owned
     })
 }
 
-fn descriptor(map: &Map) -> Option<RawFd> {
+fn descriptor(map: &Map) -> Option<BorrowedFd<'_>> {
     match map {
         Map::Array(map)
         | Map::HashMap(map)
         | Map::LruHashMap(map)
         | Map::ProgramArray(map)
-        | Map::RingBuf(map) => Some(map.fd().as_fd().as_raw_fd()),
+        | Map::RingBuf(map) => Some(map.fd().as_fd()),
         _ => None,
     }
+}
+
+fn section<'a>(object: &'a Object, name: &str) -> Option<&'a ProgramSection> {
+    object.programs.get(name).map(|program| &program.section)
+}
+
+fn is_uprobe(object: &Object, name: &str) -> bool {
+    matches!(
+        section(object, name),
+        Some(ProgramSection::UProbe { .. } | ProgramSection::URetProbe { .. })
+    )
 }
 
 fn instructions(object: &Object, name: &str) -> usize {
@@ -297,88 +293,14 @@ fn load(object: &Object, name: &str) -> io::Result<OwnedFd> {
     let program = object.programs.get(name).ok_or_else(not_found)?;
     let function = object.functions.get(&program.function_key());
     let function = function.ok_or_else(not_found)?;
-    let mut attributes = ProgLoad {
-        prog_type: KPROBE,
-        insn_cnt: u32::try_from(function.instructions.len()).unwrap_or(u32::MAX),
-        insns: function.instructions.as_ptr() as u64,
-        license: program.license.as_ptr() as u64,
-        expected_attach_type: UPROBE_MULTI,
-        ..ProgLoad::default()
+    let kind = match is_uprobe(object, name) {
+        true => ProgramKind::Uprobe,
+        false => ProgramKind::RawTracepoint,
     };
-    for (to, from) in attributes.prog_name.iter_mut().take(15).zip(name.bytes()) {
-        *to = from;
-    }
-    let loaded = bpf_descriptor(PROG_LOAD, &attributes)?;
+    let loaded = load_program(name, kind, &function.instructions, &program.license)?;
     if let Ok(info) = info(&loaded) {
         let followed = info.verified_insns;
         log::debug!("{name}: the verifier followed {followed} instructions");
     }
     Ok(loaded)
 }
-
-fn info(program: &OwnedFd) -> io::Result<bpf_prog_info> {
-    // SAFETY: integers, for which zero is a value.
-    let mut info: bpf_prog_info = unsafe { std::mem::zeroed() };
-    let attributes = GetInfo {
-        bpf_fd: program.as_raw_fd().cast_unsigned(),
-        info_len: size_of::<bpf_prog_info>() as u32,
-        info: (&raw mut info) as u64,
-    };
-    bpf(OBJ_GET_INFO_BY_FD, &attributes)?;
-    Ok(info)
-}
-
-fn link(
-    program: &OwnedFd,
-    file: &Path,
-    functions: &[ProbedFunction],
-    pid: u32,
-    multi_flags: u32,
-) -> io::Result<OwnedFd> {
-    let path = CString::new(file.as_os_str().as_bytes())?;
-    let offsets: Vec<u64> = functions.iter().map(|function| function.offset).collect();
-    let cookies: Vec<u64> = functions.iter().map(|function| function.cookie).collect();
-    let attributes = LinkCreate {
-        prog_fd: program.as_raw_fd().cast_unsigned(),
-        attach_type: UPROBE_MULTI,
-        path: path.as_ptr() as u64,
-        offsets: offsets.as_ptr() as u64,
-        cookies: cookies.as_ptr() as u64,
-        cnt: u32::try_from(functions.len()).unwrap_or(u32::MAX),
-        multi_flags,
-        pid,
-        ..LinkCreate::default()
-    };
-    bpf_descriptor(LINK_CREATE, &attributes)
-}
-
-/// `bpf(2)`, for commands that give a descriptor.
-fn bpf_descriptor<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
-    let fd = bpf(command, attributes)?;
-    let fd = RawFd::try_from(fd).map_err(|_| not_found())?;
-    // SAFETY: the kernel has just made this descriptor for us (close-on-exec), and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_long> {
-    // SAFETY: `attributes` is the head of a `bpf_attr` of that size, and what it points to lives in the caller for as
-    // long as the call lasts; the kernel writes no more than what the attributes say is there.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_ref(attributes),
-            size_of::<T>(),
-        )
-    };
-    (result >= 0)
-        .then_some(result)
-        .ok_or_else(io::Error::last_os_error)
-}
-
-const _: () = {
-    assert!(size_of::<ProgLoad>() == 72);
-    assert!(size_of::<GetInfo>() == 16);
-    assert!(size_of::<MapUpdate>() == 32);
-    assert!(size_of::<LinkCreate>() == 64);
-};

@@ -233,6 +233,10 @@ fn thread_local_variables_of_one_name_are_distinguished_by_source() {
         image.thread_local(&[name]).unwrap()
     };
     assert_eq!((part(8), part(4)), (Some(engine + 3), None));
+    // The dynamic linker writes the module's ID into the global offset table.
+    let number = image.thread_local_number().unwrap().unwrap();
+    let table = image.section(".got").unwrap();
+    assert!((table.vaddr..table.vaddr + table.size).contains(&number));
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Thread-local variables: their offsets in an image's TLS block.
 
+use std::ops::Range;
+
 use object::LittleEndian;
 use object::elf;
-use object::read::elf::Sym;
+use object::read::elf::{Dyn as _, Sym as _};
 
 use super::hash::HashTable;
-use super::{ElfImage, RawRelocation, RawSymbol, Result, Section, entries};
+use super::{ElfImage, RawDynamic, RawRelocation, RawSymbol, Result, Section, entries};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLocalName {
@@ -107,9 +109,35 @@ impl ElfImage {
             section.kind == elf::SHT_RELA
                 && symbols.is_ok_and(|symbols| symbols.is_some_and(|of| of.kind == elf::SHT_DYNSYM))
         };
-        for section in self.sections.iter().filter(is_dynamic) {
-            let bytes = self.section_bytes(section)?;
-            let own = entries::<RawRelocation>(&bytes)?.iter().find(|relocation| {
+        let sections = self.sections.iter().filter(is_dynamic);
+        // Linkers put those that only add the load address first, hundreds of thousands in PyTorch's libraries, and say
+        // how many. Where they do not, all are read.
+        let first = self.relative_relocations()?;
+        for section in sections.clone() {
+            if let Some(found) = self.number_in(section, first..u64::MAX)? {
+                return Ok(Some(found));
+            }
+        }
+        for section in sections {
+            if let Some(found) = self.number_in(section, 0..first)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the address of the module ID's word if one of these relocations of a table marks it.
+    fn number_in(&self, table: &Section, relocations: Range<u64>) -> Result<Option<u64>> {
+        let size = size_of::<RawRelocation>() as u64;
+        let at = |index: u64| index.saturating_mul(size).min(table.size);
+        let part = Section {
+            offset: table.offset.saturating_add(at(relocations.start)),
+            size: at(relocations.end) - at(relocations.start),
+            ..table.clone()
+        };
+        for chunk in self.chunks(&part)? {
+            let chunk = chunk?;
+            let own = entries::<RawRelocation>(&chunk)?.iter().find(|relocation| {
                 relocation.r_type(LittleEndian, false) == elf::R_X86_64_DTPMOD64
                     && relocation.r_sym(LittleEndian, false) == 0
             });
@@ -118,6 +146,19 @@ impl ElfImage {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the number of relocations without a symbol at the start of the table (`DT_RELACOUNT`); 0 if the image
+    /// does not say.
+    fn relative_relocations(&self) -> Result<u64> {
+        let mut sections = self.sections.iter();
+        let Some(table) = sections.find(|section| section.kind == elf::SHT_DYNAMIC) else {
+            return Ok(0);
+        };
+        let bytes = self.section_bytes(table)?;
+        let mut all = entries::<RawDynamic>(&bytes)?.iter();
+        let count = all.find(|entry| entry.d_tag(LittleEndian) == elf::DT_RELACOUNT);
+        Ok(count.map_or(0, |entry| entry.d_val(LittleEndian)))
     }
 }
 

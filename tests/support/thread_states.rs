@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Lines of a process's standard error that are shown.
+/// Last lines of a process's standard error that are shown.
 const LINES: usize = 8;
 
 /// A background process of a test.
@@ -13,11 +13,11 @@ struct Started {
     pid: u32,
     command: String,
     /// File with its standard error.
-    stderr: std::path::PathBuf,
+    stderr: PathBuf,
 }
 
 thread_local! {
-    /// Those that this thread has started and not ended.
+    /// Background processes that this thread has started and not ended.
     static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
 }
 

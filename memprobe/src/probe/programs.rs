@@ -175,7 +175,7 @@ impl Programs {
         }
     }
 
-    /// As [`super::loader::Loader::run_time`].
+    /// Runs and run time of a program, which the kernel counts only while it is asked to.
     pub(super) fn run_time(&self, name: &str) -> Result<RunTime> {
         let asking = || format!("asking the kernel about {name}");
         Ok(match self {

@@ -44,7 +44,7 @@ pub const UNSAFE_FILES: &[&str] = &[
     "cuda/nvml/library.rs",
     "probe/heap.rs",
     "probe/loader.rs",
-    "probe/multi.rs",
+    "probe/bpf_calls.rs",
     "probe/positions.rs",
     "process/launch.rs",
     "process/pause.rs",

@@ -250,6 +250,38 @@ fn clients_of_mps_count_once_and_the_server_has_a_row() {
 }
 
 #[test]
+fn a_listed_process_without_cuda_gets_another_row_when_it_runs_a_program_with_it() {
+    let Some(stage) = Stage::set() else { return };
+    let gate = stage.cuda.file("gate");
+    let mut late = Command::new("sh");
+    let script = "until [ -e $0 ]; do sleep 0.1; done; exec $1 16 1";
+    late.args(["-c", script])
+        .args([&gate, &stage.cuda.file("hold-Dynamic")])
+        .env("CUDASIM_SHARED", stage.shared.path());
+    let late = Background::start(&mut late);
+    // The simulated driver lists it as the server of MPS.
+    let pid = late.pid().to_string();
+    let mut top = stage.environment.memprobe();
+    top.arg("top")
+        .env("CUDASIM_SHARED", stage.shared.path())
+        .env("CUDASIM_NVML_FORM", "16")
+        .env("CUDASIM_MPS", &pid)
+        .env("LD_LIBRARY_PATH", folder(&stage.cuda, Library::Current));
+    let top = Terminal::start(&mut top);
+    let has_row = |text: &str, word: &str| {
+        let mut lines = text.lines();
+        lines.any(|line| line.contains(&format!(" {pid} ")) && line.contains(word))
+    };
+    top.wait_until("the reason of a process without CUDA", |text| {
+        has_row(text, "neither Python nor CUDA")
+    });
+    std::fs::write(&gate, "").expect("written");
+    top.wait_until("what its program holds", |text| {
+        has_row(text, "16.0 MiB") && has_row(text, "hold-Dynamic")
+    });
+}
+
+#[test]
 fn the_memory_of_a_zombie_and_of_nobody_is_shown() {
     let Some(stage) = Stage::set() else { return };
     let program = stage.cuda.file("hold-Dynamic");

@@ -125,6 +125,7 @@ impl Cuda {
     fn compile(&self, name: &str, folder: &str, options: &[&str], with: &[&Path]) {
         let root = simulation();
         let sources = files_in(&root.join(folder))
+            .into_iter()
             .filter(|path| path.extension().is_some_and(|end| end == "c"));
         let mut command = compiler();
         command
@@ -223,11 +224,13 @@ fn simulation() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim")
 }
 
-/// Files of a folder, in the order of the folder.
-fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+/// Files of a folder, by name: functions lie in a library in the order of its sources.
+fn files_in(folder: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(folder).expect("the simulation's sources");
     let files = files.map(|file| file.expect("a file").path());
-    files.filter(|path| path.is_file())
+    let mut files: Vec<_> = files.filter(|path| path.is_file()).collect();
+    files.sort();
+    files
 }
 
 /// Digest of all from which [`Cuda::build_in`] makes its files, but for the compiler's version.
@@ -235,9 +238,7 @@ fn digest_of_sources() -> u64 {
     let mut digest = DefaultHasher::new();
     (compiler_name(), FLAGS, include_str!("cuda_programs.rs")).hash(&mut digest);
     for folder in ["cuda", "cudart", "include"] {
-        let mut files: Vec<PathBuf> = files_in(&simulation().join(folder)).collect();
-        files.sort();
-        for file in files {
+        for file in files_in(&simulation().join(folder)) {
             fs::read(&file).expect("a source").hash(&mut digest);
             file.hash(&mut digest);
         }

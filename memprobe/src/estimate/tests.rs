@@ -447,13 +447,18 @@ fn reports_what_the_estimate_leaves_out() {
         peak: Totals::default(),
         unread: Some("it keeps no books".into()),
     }));
-    let event = run.event(Action::Alloc, 0x10, 512, DeviceIndex(0));
-    run.estimator.apply(&Event::Memory(event));
-    assert!(run.estimator.is_empty(), "memory of a GPU says nothing");
+    for (line, addr) in [(FORWARD, 0x10), (ADAM, 0x20)] {
+        let event = MemoryEvent {
+            stack: StackId(line),
+            ..run.event(Action::Alloc, addr, 512, DeviceIndex(0))
+        };
+        run.estimator.apply(&Event::Memory(event));
+        assert!(run.estimator.is_empty(), "memory of a GPU says nothing");
+    }
     run.free(0x7777);
     let missing = run.finish().missing;
     assert!(missing.past);
-    assert_eq!(missing.on_gpu, 1);
+    assert_eq!(missing.on_gpu, 2);
 }
 
 #[test]

@@ -107,7 +107,8 @@ impl Translation {
         };
         let stack = books.replay.ledger.stack_ref(event.stack);
         let origin = self.stacks.get(stack).map(|(origin, _)| origin.part);
-        event.action == Action::Alloc
+        event.device == Some(DeviceIndex::CPU)
+            && event.action == Action::Alloc
             && matches!(origin, Some(Part::Parameter(_)))
             && self.groups(event.tid).next().is_none()
     }

@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
 use log::{LevelFilter, Log, Metadata, Record};
 
 use super::programs::Programs;
@@ -71,12 +70,19 @@ pub(super) struct DiagnosticReader {
 }
 
 impl DiagnosticReader {
-    pub(super) fn start(programs: &mut Programs) -> Result<Option<Self>> {
+    /// `None` if nobody reads the lines, or they cannot be read.
+    pub(super) fn start(programs: &mut Programs) -> Option<Self> {
         if !enabled() {
-            return Ok(None);
+            return None;
         }
-        let lines = programs.logger();
-        let mut lines = lines.context("reading the diagnostics of the programs")?;
+        let mut lines = match programs.logger() {
+            Ok(lines) => lines,
+            // Without CAP_SYS_ADMIN nobody finds the map of a program.
+            Err(error) => {
+                log::debug!("the lines of the programs in the kernel are left out: {error:#}");
+                return None;
+            }
+        };
         let ends = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ends);
         let thread = thread::spawn(move || {
@@ -88,10 +94,10 @@ impl DiagnosticReader {
             }
             lines.flush();
         });
-        Ok(Some(Self {
+        Some(Self {
             ends,
             thread: Some(thread),
-        }))
+        })
     }
 }
 

@@ -229,7 +229,7 @@ impl Loader {
         let settings = Settings::of(task, watch, ring_bytes, modules);
         let mut programs = Programs::load(object, &settings, links)?;
         programs.put(EVENT_WITH_STACK, PROGRAMS, EVENT_WITH_STACK_INDEX)?;
-        let reader = diagnostics::DiagnosticReader::start(&mut programs)?;
+        let reader = diagnostics::DiagnosticReader::start(&mut programs);
         for (name, tracepoint) in LIFECYCLE {
             programs.follow(name, tracepoint)?;
         }

@@ -268,17 +268,21 @@ fn a_listed_process_without_cuda_gets_another_row_when_it_runs_a_program_with_it
         .env("CUDASIM_MPS", &pid)
         .env("LD_LIBRARY_PATH", folder(&stage.cuda, Library::Current));
     let top = Terminal::start(&mut top);
-    let has_row = |text: &str, word: &str| {
+    let row = |text: &str| {
         let mut lines = text.lines();
-        lines.any(|line| line.contains(&format!(" {pid} ")) && line.contains(word))
+        let line = lines.find(|line| line.contains(&format!(" {pid} root")));
+        line.unwrap_or_default().to_owned()
     };
+    const REASON: &str = "not probed: it runs neither";
     top.wait_until("the reason of a process without CUDA", |text| {
-        has_row(text, "neither Python nor CUDA")
+        row(text).contains(REASON)
     });
     std::fs::write(&gate, "").expect("written");
-    top.wait_until("what its program holds", |text| {
-        has_row(text, "16.0 MiB") && has_row(text, "hold-Dynamic")
+    top.wait_until("the program with CUDA", |text| {
+        let row = row(text);
+        row.contains("hold-Dynamic 16") && !row.contains("not probed")
     });
+    assert!(top.text().contains("4 probed"), "{}", top.text());
 }
 
 #[test]

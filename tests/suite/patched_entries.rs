@@ -246,12 +246,13 @@ fn jumps_written_over_probes_are_reported() {
             patcher.start(["after", "13", "blind"], Some("never"), &[]);
         patcher.go();
         program.wait_for("rewriting is done");
-        let line = recording.memprobe.wait_for("rewritten");
+        // Others are on pages where no probe came back: a line of their own says that they are left alone.
+        let line = recording.memprobe.wait_for("--no-driver");
         let named = FUNCTIONS
             .iter()
             .filter(|name| line.contains(**name))
             .count();
-        assert!(named > 1 && line.contains("--no-driver"), "{line}");
+        assert!(named > 1 && line.contains("rewritten"), "{line}");
         // It is killed before it calls any of them.
         drop(program);
         recording.finish();

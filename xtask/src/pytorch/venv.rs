@@ -231,7 +231,10 @@ impl Venv {
                  except Exception as error: print(f'  without {name}: {error}')";
         let mut python = Command::new(self.python());
         python.args(["-c", imports]).args(COMPILED);
-        let failed = process::answer(python.env_remove("PYTHONDONTWRITEBYTECODE"))?;
+        python.env_remove("PYTHONDONTWRITEBYTECODE");
+        // PyTorch 2.3 starts a pool of compilers at the import, and may wait for one for ever if it ends at once.
+        python.env("TORCHINDUCTOR_COMPILE_THREADS", "1");
+        let failed = process::answer(&mut python)?;
         if !failed.is_empty() {
             eprintln!("{failed}");
         }

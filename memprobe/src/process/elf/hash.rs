@@ -123,31 +123,13 @@ fn hash_of(name: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read as _, Write as _};
-
-    use super::super::text_at;
+    use super::super::tests::{bytes_of_libc, image_of};
+    use super::super::{Symbol, text_at};
     use super::*;
-    use crate::event::Tgid;
-    use crate::process::maps::Maps;
-
-    /// Content of this machine's C library.
-    fn libc() -> Vec<u8> {
-        let tgid = Tgid(std::process::id());
-        let file = Maps::of(tgid).unwrap().libraries("libc.so").pop().unwrap();
-        let mut bytes = Vec::new();
-        file.open(tgid).unwrap().0.read_to_end(&mut bytes).unwrap();
-        bytes
-    }
-
-    fn image_of(bytes: &[u8]) -> ElfImage {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(bytes).unwrap();
-        ElfImage::from_file(file).unwrap()
-    }
 
     #[test]
     fn a_lookup_by_hash_finds_what_a_scan_of_all_symbols_finds() {
-        let image = image_of(&libc());
+        let image = image_of(&bytes_of_libc()).unwrap();
         let table = image.section(".dynsym").unwrap();
         assert!(HashTable::of(&image, table).unwrap().is_some());
         let strings = image.strings_of(table).unwrap();
@@ -168,13 +150,9 @@ mod tests {
     }
 
     /// Looks `malloc` up in a C library whose hash table has other words from a byte offset on.
-    fn damaged(
-        at: u64,
-        words: &[u32],
-        times: usize,
-    ) -> Result<Option<crate::process::elf::Symbol>> {
-        let mut bytes = libc();
-        let image = image_of(&bytes);
+    fn damaged(at: u64, words: &[u32], times: usize) -> Result<Option<Symbol>> {
+        let mut bytes = bytes_of_libc();
+        let image = image_of(&bytes)?;
         let table = image.section(".gnu.hash").unwrap();
         let start = (table.offset + at) as usize;
         let end = (table.offset + table.size) as usize;
@@ -182,12 +160,12 @@ mod tests {
         let words = words.repeat(times);
         let length = words.len().min(end - start);
         bytes[start..start + length].copy_from_slice(&words[..length]);
-        image_of(&bytes).symbol("malloc")
+        image_of(&bytes)?.symbol("malloc")
     }
 
     #[test]
     fn a_broken_hash_table_is_an_error_or_lists_nothing() {
-        let image = image_of(&libc());
+        let image = image_of(&bytes_of_libc()).unwrap();
         let hashes = HashTable::of(&image, image.section(".dynsym").unwrap());
         let chains_at = hashes.unwrap().unwrap().chains_at;
         for (at, word, times) in [

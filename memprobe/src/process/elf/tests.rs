@@ -12,6 +12,14 @@ fn libc() -> MappedFile {
     Maps::of(me()).unwrap().libraries("libc.so").pop().unwrap()
 }
 
+/// Content of this machine's C library.
+pub(super) fn bytes_of_libc() -> Vec<u8> {
+    let (mut file, _) = libc().open(me()).unwrap();
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+    bytes
+}
+
 #[test]
 fn an_exported_function_lies_where_the_loader_put_it() {
     let loaded = LoadedImage::open(&libc(), me()).unwrap();
@@ -49,9 +57,7 @@ fn a_function_is_named_by_any_offset_within_it() {
 
 #[test]
 fn functions_of_a_broken_file_have_no_names_or_other_ones() {
-    let (mut open, _) = libc().open(me()).unwrap();
-    let mut whole = Vec::new();
-    std::io::Read::read_to_end(&mut open, &mut whole).unwrap();
+    let whole = bytes_of_libc();
     let image = LoadedImage::open(&libc(), me()).unwrap().image;
     let malloc = image.symbol("malloc").unwrap().unwrap();
     let offset = image.file_offset_of(malloc.vaddr).unwrap();
@@ -110,9 +116,7 @@ fn the_bytes_of_a_function_are_those_in_memory() {
 
 /// Returns a copy of this machine's C library whose header has no section table.
 fn libc_without_sections() -> (tempfile::NamedTempFile, ElfImage) {
-    let (mut open, _) = libc().open(me()).unwrap();
-    let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut open, &mut bytes).unwrap();
+    let mut bytes = bytes_of_libc();
     // e_shoff, and e_shnum with e_shstrndx (Elf64_Ehdr).
     bytes[40..48].fill(0);
     bytes[60..64].fill(0);
@@ -275,7 +279,7 @@ fn what_an_image_needs_is_what_the_loader_loads_with_it() {
 }
 
 /// Opens an image with this content.
-fn image_of(bytes: &[u8]) -> Result<ElfImage, ElfError> {
+pub(super) fn image_of(bytes: &[u8]) -> Result<ElfImage, ElfError> {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     ElfImage::from_file(file)
@@ -283,12 +287,7 @@ fn image_of(bytes: &[u8]) -> Result<ElfImage, ElfError> {
 
 #[test]
 fn a_truncated_or_damaged_image_is_an_error_or_lacks_symbols_but_never_a_panic() {
-    let whole = {
-        let (mut file, _) = libc().open(me()).unwrap();
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut file, &mut bytes).unwrap();
-        bytes
-    };
+    let whole = bytes_of_libc();
     for len in [0, 1, 16, 63, 64, 65, 500, 4096, 100_000, whole.len() - 1] {
         if let Ok(image) = image_of(&whole[..len]) {
             let _ = image.symbols(&["malloc"]);

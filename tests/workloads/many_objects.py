@@ -122,10 +122,11 @@ def main(points, options):
     model(torch.zeros(4, 8, device="cuda")).sum().backward()
     adam.step()
     held = heap(options.objects)
-    if options.gaps:
-        Gaps(options.gaps).start()
     if options.damage:
         held.append(damage())
+    # The collection before is no gap of memprobe's.
+    if options.gaps:
+        Gaps(options.gaps).start()
     if options.then:
         print(f"READY {options.objects}", flush=True)
     while options.then == "rest":

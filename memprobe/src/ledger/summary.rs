@@ -30,9 +30,18 @@ impl Ledger {
 
     /// State of an allocator event's device after it; `None` for segments and calls of CUDA.
     pub fn moment_of(&self, event: &MemoryEvent) -> Option<TotalsSample> {
+        Some(self.device_of(event)?.moment(event.time))
+    }
+
+    /// Device of an allocator event, and the allocator's totals there after it; `None` for segments and calls of CUDA.
+    pub fn totals_after(&self, event: &MemoryEvent) -> Option<(DeviceIndex, Totals)> {
+        Some((event.device?, self.device_of(event)?.totals))
+    }
+
+    fn device_of(&self, event: &MemoryEvent) -> Option<&DeviceLedger> {
         match event.action {
             Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory => {
-                Some(self.devices.get(&event.device?)?.moment(event.time))
+                self.devices.get(&event.device?)
             }
             _ => None,
         }

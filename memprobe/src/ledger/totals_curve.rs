@@ -111,7 +111,7 @@ pub struct CurveBuilder {
     /// Latest time of an event.
     now: TimeNs,
     open: Option<CurveCell>,
-    /// Devices so far, with their totals after the last event.
+    /// Devices so far, with their totals before the open cell; before their first event where that lies in it.
     last: BTreeMap<DeviceIndex, Totals>,
     part: CurvePart,
 }
@@ -140,17 +140,16 @@ impl CurveBuilder {
     pub fn apply(&mut self, event: &Event, ledger: &Ledger) {
         match event {
             Event::Memory(memory) if memory.action != Action::Held => {
-                let sample = ledger.moment(event);
-                self.advance(memory.time, sample.map(|(device, _)| device));
+                let totals = ledger.totals_after(memory);
+                self.advance(memory.time, totals.map(|(device, _)| device));
                 if let Some(cell) = &mut self.open {
                     cell.events += 1;
                 }
                 if memory.action == Action::OutOfMemory {
                     self.note_out_of_memory();
                 }
-                if let Some((device, sample)) = sample {
-                    let before = sample.before(memory).totals;
-                    self.note(device, before, sample.totals, event);
+                if let Some((device, totals)) = totals {
+                    self.note(device, memory.undo(totals), totals, event);
                 }
                 self.close_when_full();
             }
@@ -179,7 +178,7 @@ impl CurveBuilder {
     /// Goes on to a time, in a new cell behind a pause and for a new device.
     fn advance(&mut self, time: TimeNs, device: Option<DeviceIndex>) {
         let is_late = time.0.saturating_sub(self.now.0) > MAX_PAUSE;
-        let is_new = device.is_some_and(|device| !self.last.contains_key(&device));
+        let is_new = device.is_some_and(|device| !self.knows(device));
         if is_late || is_new {
             self.close();
         }
@@ -192,9 +191,13 @@ impl CurveBuilder {
         cell.end = now;
     }
 
+    /// True for a device that has had an event. Nearly all events are of a device of the open cell.
+    fn knows(&self, device: DeviceIndex) -> bool {
+        let is_open = |cell: &CurveCell| cell.place(device).is_ok();
+        self.open.as_ref().is_some_and(is_open) || self.last.contains_key(&device)
+    }
+
     fn note(&mut self, device: DeviceIndex, before: Totals, totals: Totals, event: &Event) {
-        let before = self.last.insert(device, totals).unwrap_or(before);
-        self.part.before.entry(device).or_insert(before);
         let Some(cell) = &mut self.open else { return };
         let is_event = matches!(event, Event::Memory(_));
         let is_oom = matches!(event, Event::Memory(memory) if memory.action == Action::OutOfMemory);
@@ -209,7 +212,11 @@ impl CurveBuilder {
         };
         match cell.place(device) {
             Ok(at) => cell.devices[at].append(noted),
-            Err(at) => cell.devices.insert(at, noted),
+            Err(at) => {
+                let before = *self.last.entry(device).or_insert(before);
+                self.part.before.entry(device).or_insert(before);
+                cell.devices.insert(at, noted);
+            }
         }
     }
 
@@ -236,7 +243,12 @@ impl CurveBuilder {
     }
 
     fn close(&mut self) {
-        self.part.cells.extend(self.open.take());
+        if let Some(cell) = self.open.take() {
+            let devices = cell.devices.iter();
+            self.last
+                .extend(devices.map(|device| (device.device, device.last)));
+            self.part.cells.push(cell);
+        }
         if self.values() > MAX_PART_VALUES {
             merge_pairs(&mut self.part.cells);
         }

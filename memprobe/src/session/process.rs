@@ -1,26 +1,25 @@
 //! One process of a session: what is known of it, and its way from records to events.
 
 mod capture_level;
+mod events;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use memprobe_common::ProcessConfig;
 
-use super::before_attach::{self, BaselineReader};
+use super::before_attach::BaselineReader;
 use super::driver::DriverReader;
 use super::gpus::{DeviceTracker, TimedSample};
 use super::live_blocks::{FoundBlocks, LiveBlocks};
 use super::poll::{self, Pace, PollSchedule};
 use super::segments::SegmentReader;
 use super::startup_check::{ObservedFrom, StartupCheck};
-use super::{HostEvent, HostItem, SnapshotPoint, loaded_libraries};
+use super::{HostItem, SnapshotPoint, loaded_libraries};
 use crate::decode::Record;
 use crate::event::{
-    Action, CaptureLevel, Event, LoadedLibrary, Losses, MemoryEvent, SegmentReading, Target, Tgid,
-    TimeNs,
+    CaptureLevel, Event, LoadedLibrary, Losses, SegmentReading, Target, Tgid, TimeNs,
 };
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
@@ -316,7 +315,10 @@ impl Process {
     pub(super) fn receive(&mut self, record: Record<'_>, loader: &mut Loader) -> Received {
         let point = SnapshotPoint::of(&record);
         self.records += 1;
-        self.symbolizer.push(record);
+        match self.waits_for_reading() {
+            true => self.symbolizer.push(record),
+            false => self.symbolizer.push_known(record),
+        }
         let notice = self.follow_module_call(loader);
         let is_failure = point == Some(SnapshotPoint::OutOfMemory);
         let point = match self.calls_first() {
@@ -324,38 +326,6 @@ impl Process {
             _ => point,
         };
         Received { notice, point }
-    }
-
-    /// Passes on its next items.
-    pub(super) fn pass_items(
-        &mut self,
-        sink: &mut impl FnMut(HostEvent) -> Result<()>,
-    ) -> Result<()> {
-        let tgid = self.tgid;
-        while let Some(item) = self.next_item() {
-            sink(HostEvent { tgid, item })?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn next_item(&mut self) -> Option<HostItem> {
-        if let Some(event) = self.next_events.pop_front() {
-            return Some(HostItem::Event(event));
-        }
-        let Some(event) = self.pop() else {
-            return self.startup_check.take_notice().map(HostItem::Notice);
-        };
-        self.devices.note(&event);
-        if let Some(live) = &mut self.live {
-            live.apply(&event);
-        }
-        match before_attach::notice(&event) {
-            Some(notice) => {
-                self.next_events.push_back(event);
-                Some(HostItem::Notice(notice))
-            }
-            None => Some(HostItem::Event(event)),
-        }
     }
 
     pub(super) fn attach(
@@ -536,16 +506,6 @@ impl Process {
         self.finish("its allocator is unknown");
     }
 
-    /// Turns its records into events if none of them waits for later ones. Returns true if there are new events.
-    pub(super) fn settle_known(&mut self) -> bool {
-        let waits = self.before.is_some() || self.segments.is_reading();
-        if waits || !self.symbolizer.settle_known() {
-            return false;
-        }
-        self.last_record = Instant::now();
-        true
-    }
-
     /// Turns its records into events. `all` is true if every record written by now was read.
     pub(super) fn settle(&mut self, now: Instant, all: bool) {
         if self.segments.is_reading() {
@@ -665,25 +625,6 @@ impl Process {
         result.err().map(without_modules)
     }
 
-    /// Puts events behind the blocks from before attach, once those are known.
-    fn keep_back(&mut self) {
-        let was_whole = self.startup_check.is_whole();
-        while self.before.is_some() {
-            let Some(event) = self.admitted() else {
-                break;
-            };
-            if let Some(before) = &mut self.before {
-                before.push(event);
-            }
-        }
-        if let Some(before) = &mut self.before
-            && !was_whole
-            && self.startup_check.is_whole()
-        {
-            before.settle_with_nothing();
-        }
-    }
-
     /// Takes the losses of its process id so far, and adds its blocks without a stack copy. Returns true if they grew.
     pub(super) fn count_loss(&mut self, losses: Losses) -> bool {
         let losses = Losses {
@@ -712,59 +653,6 @@ impl Process {
         self.lost = lost;
         self.symbolizer.push_event(Event::Loss(lost));
         true
-    }
-
-    /// The next event in order.
-    fn pop(&mut self) -> Option<Event> {
-        let next = self.pop_event();
-        if let Some(event) = &next {
-            self.segments.note(event);
-            self.driver.note(event);
-        }
-        next
-    }
-
-    fn pop_event(&mut self) -> Option<Event> {
-        loop {
-            let Some(before) = &mut self.before else {
-                return self.admitted();
-            };
-            let Some(event) = before.pop() else {
-                if before.is_over() && self.found.is_none() {
-                    self.before = None;
-                    continue;
-                }
-                return None;
-            };
-            if !self.was_paused || self.found.is_some() {
-                return Some(event);
-            }
-            // A block whose free had begun when the tables were read after a pause.
-            match event {
-                Event::Memory(block) if block.action == Action::Held => {
-                    let (stack, definition) = self.symbolizer.stack_without_probes();
-                    self.next_events.extend(definition);
-                    return Some(Event::Memory(MemoryEvent {
-                        action: Action::Alloc,
-                        stack,
-                        ..block
-                    }));
-                }
-                Event::AtAttach(_) => {}
-                other => return Some(other),
-            }
-        }
-    }
-
-    /// The next event that the symbolizer has; those of memory that the process does not hold are left out.
-    fn admitted(&mut self) -> Option<Event> {
-        loop {
-            let event = self.symbolizer.pop()?;
-            match &event {
-                Event::Memory(memory) if !self.startup_check.admits(memory) => {}
-                _ => return Some(event),
-            }
-        }
     }
 }
 

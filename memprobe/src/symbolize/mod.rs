@@ -76,6 +76,8 @@ pub struct Symbolizer<M> {
     certain: usize,
     /// The position in the queue of the last stack, counted from 1; 0 for none.
     unsettled: usize,
+    /// True if [`Symbolizer::push_known`] made events since the last [`Symbolizer::settle_known`].
+    has_known: bool,
 }
 
 /// A record from which nothing was read yet, or what was read from it. Small, as each moves into and out of the queue.
@@ -186,6 +188,28 @@ impl<M: ReadMemory> Symbolizer<M> {
             readings: Readings::default(),
             certain: 0,
             unsettled: 0,
+            has_known: false,
+        }
+    }
+
+    /// Like [`Self::push`], where [`Self::settle_known`] follows: a block that would be alone in the queue, as most are,
+    /// becomes an event without it.
+    pub fn push_known(&mut self, record: Record<'_>) {
+        let waits = !self.queue.is_empty() || !self.readings.is_empty();
+        match record {
+            Record::Memory(kind, memory, purpose) if !waits && Tgid(memory.tgid) == self.tgid => {
+                self.has_known = true;
+                match purpose {
+                    PurposeHint::None => self.push_memory(kind, &memory, RecordedPurpose::Unknown),
+                    PurposeHint::Tensor(shape) => {
+                        self.push_memory(kind, &memory, RecordedPurpose::Tensor(&shape.read()));
+                    }
+                    PurposeHint::Stack(copy) => {
+                        self.push_memory(kind, &memory, RecordedPurpose::Stack(&copy));
+                    }
+                }
+            }
+            other => self.push(other),
         }
     }
 
@@ -305,8 +329,9 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Makes events of the queued records if no stack is among them: then they wait for no later record. Returns true if
     /// there are new events. All losses from before these records must be known.
     pub fn settle_known(&mut self) -> bool {
+        let has_known = std::mem::take(&mut self.has_known);
         if self.unsettled > 0 || self.queue.is_empty() {
-            return false;
+            return has_known;
         }
         self.settle_up_to(Wait::Allowed);
         true

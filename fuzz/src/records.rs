@@ -27,8 +27,9 @@ pub fn read(data: &[u8]) {
         let (record, after) = after.split_at(length);
         rest = after;
         if let Ok(record) = decode(record) {
-            symbolizer.push(record);
+            symbolizer.push_known(record);
         }
+        symbolizer.settle_known();
         symbolizer.settle();
         while let Some(event) = symbolizer.pop() {
             ledger.apply(&event);

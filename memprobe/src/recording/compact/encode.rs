@@ -205,9 +205,9 @@ impl CompactEncoder {
         self.events
     }
 
-    /// Records of the frame that is open.
-    pub(crate) fn open_records(&self) -> usize {
-        self.records
+    /// Group of the frame that is open, or of the next one.
+    pub(crate) fn group(&self) -> u16 {
+        self.group
     }
 
     /// Emits the header again, since more is known of the target.

@@ -1,11 +1,10 @@
 //! Keyframes and index of a recording that is being written.
 //!
-//! The thread that writes decodes its own frames, and follows the live blocks with a ledger of its own. The thread that
-//! drains the ring buffer therefore never waits for a keyframe, and a keyframe holds what a reader would have.
+//! The writing thread follows the live blocks with a ledger of its own. A keyframe therefore never delays the reader of
+//! the ring buffer.
 
 use std::io::{self, Write};
 
-use super::decode::CompactDecoder;
 use super::encode::encode_keyframe;
 use super::frame::{FrameHeader, FrameKind, FrameWriter, HEADER, PREAMBLE, PlainFrame, preamble};
 use super::index::{FrameIndex, FramePlace, PlaceKind};
@@ -38,12 +37,12 @@ pub(in crate::recording) struct KeyframeWriter<W> {
     offset: u64,
     index: FrameIndex,
     group: Option<u16>,
-    decoder: CompactDecoder,
-    /// `None` after a frame that could not be followed: no keyframe is written then.
-    ledger: Option<Ledger>,
+    ledger: Ledger,
     labels: LabelTracker,
     curve: CurveBuilder,
     sources: Option<SourceCollector>,
+    /// Source text of new lines, for a frame behind that of their stacks.
+    text: Vec<u8>,
     /// Frames of source text, to be written again behind a new beginning.
     source_frames: Vec<u8>,
     /// Bytes of frames since the last keyframe, and the bytes of that one.
@@ -70,11 +69,11 @@ impl<W: Write> KeyframeWriter<W> {
             offset: PREAMBLE as u64,
             index: FrameIndex::default(),
             group: None,
-            decoder: CompactDecoder::default(),
-            ledger: Some(Ledger::new(Target::default(), started)),
+            ledger: Ledger::new(Target::default(), started),
             labels: LabelTracker::default(),
             curve: CurveBuilder::after(&TotalsCurve::default(), policy.cell_events),
             sources: None,
+            text: Vec::new(),
             source_frames: Vec::new(),
             since_keyframe: 0,
             last_keyframe: 0,
@@ -100,7 +99,7 @@ impl<W: Write> KeyframeWriter<W> {
         self.exceeds_limit
     }
 
-    /// Writes a frame, and what belongs before it.
+    /// Writes a frame, and what belongs before it. The events of its records must have been followed, and none behind it.
     pub(in crate::recording) fn write(&mut self, frame: &PlainFrame) -> io::Result<()> {
         if frame.kind == FrameKind::End {
             return self.write_end(frame);
@@ -108,14 +107,12 @@ impl<W: Write> KeyframeWriter<W> {
         if frame.kind == FrameKind::Header {
             self.header.clone_from(&frame.payload);
         }
-        if self.group != Some(frame.group) {
-            self.begin_group(frame)?;
-        }
+        self.begin_group(frame.group, frame.first_event)?;
         self.encode([frame])?;
         self.reserve(self.buffer.len() as u64)?;
         self.since_keyframe += self.append()?;
         if frame.kind == FrameKind::Records {
-            let text = self.follow(&frame.payload);
+            let text = std::mem::take(&mut self.text);
             if !text.is_empty() {
                 self.write_sources(frame, text)?;
             }
@@ -237,42 +234,50 @@ impl<W: Write> KeyframeWriter<W> {
         offsets
     }
 
-    /// Writes the curve and a keyframe if it is due, and notes the place of the group.
-    fn begin_group(&mut self, frame: &PlainFrame) -> io::Result<()> {
+    /// Begins a group behind so many events, unless it has begun: writes the curve, and a keyframe if it is due, and notes
+    /// the place of the group. No event of the group may have been followed.
+    #[inline]
+    pub(in crate::recording) fn begin_group(
+        &mut self,
+        group: u16,
+        first_event: u64,
+    ) -> io::Result<()> {
+        if self.group == Some(group) {
+            return Ok(());
+        }
+        self.begin_next_group(group, first_event)
+    }
+
+    fn begin_next_group(&mut self, group: u16, first_event: u64) -> io::Result<()> {
         if let Some(group) = self.group {
             self.write_curve(group)?;
         }
-        let is_first = self.group.replace(frame.group).is_none();
+        let is_first = self.group.replace(group).is_none();
         let due = self
             .last_keyframe
             .saturating_mul(self.policy.bytes_per_keyframe_byte)
             .min(self.policy.keyframe_bytes);
         if !is_first && self.since_keyframe >= due {
-            self.write_keyframe(frame)?;
+            self.write_keyframe(group, first_event)?;
         }
-        self.decoder.begin_group();
-        self.note_place(PlaceKind::Group, frame.first_event);
+        self.note_place(PlaceKind::Group, first_event);
         Ok(())
     }
 
     fn time(&self) -> u64 {
-        let last = self.ledger.as_ref().and_then(Ledger::last_event);
-        last.unwrap_or_default().0
+        self.ledger.last_event().unwrap_or_default().0
     }
 
-    fn write_keyframe(&mut self, next: &PlainFrame) -> io::Result<()> {
-        let Some(ledger) = &self.ledger else {
-            return Ok(());
-        };
+    fn write_keyframe(&mut self, group: u16, first_event: u64) -> io::Result<()> {
         let mut parts = Vec::new();
-        let mut state = ledger.keyframe();
-        state.labels = self.labels.live(ledger);
-        encode_keyframe(&state, next.group, next.first_event, &mut |part| {
+        let mut state = self.ledger.keyframe();
+        state.labels = self.labels.live(&self.ledger);
+        encode_keyframe(&state, group, first_event, &mut |part| {
             parts.push(part);
         });
         self.encode(&parts)?;
         self.reserve(self.buffer.len() as u64)?;
-        self.note_place(PlaceKind::Keyframe, next.first_event);
+        self.note_place(PlaceKind::Keyframe, first_event);
         self.last_keyframe = self.append()?;
         self.since_keyframe = 0;
         Ok(())
@@ -299,28 +304,20 @@ impl<W: Write> KeyframeWriter<W> {
         self.append().map(drop)
     }
 
-    /// Follows a frame of records. Returns the source text of new lines, as a payload.
-    fn follow(&mut self, payload: &[u8]) -> Vec<u8> {
-        let mut text = Vec::new();
-        let Some(ledger) = &mut self.ledger else {
-            return text;
-        };
-        let (labels, curve, sources) = (&mut self.labels, &mut self.curve, &mut self.sources);
-        let mut apply = |event: Event| {
-            ledger.apply(&event);
-            labels.apply(&event);
-            curve.apply(&event, ledger);
-            if let (Event::Stack(_, stack), Some(sources)) = (&event, &mut *sources) {
-                for section in sources.sections(stack) {
-                    if text.len() + section.text.len() < MAX_PAYLOAD / 2 {
-                        source::encode(&section, &mut text);
-                    }
+    /// Follows an event, whose group has begun.
+    #[inline]
+    pub(in crate::recording) fn follow(&mut self, event: &Event) {
+        self.ledger.apply(event);
+        self.labels.apply(event);
+        self.curve.apply(event, &self.ledger);
+        if let Event::Stack(_, stack) = event
+            && let Some(sources) = &mut self.sources
+        {
+            for section in sources.sections(stack) {
+                if self.text.len() + section.text.len() < MAX_PAYLOAD / 2 {
+                    source::encode(&section, &mut self.text);
                 }
             }
-        };
-        if self.decoder.each_event(payload, &mut apply).is_err() {
-            self.ledger = None;
         }
-        text
     }
 }

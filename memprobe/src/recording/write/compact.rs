@@ -1,7 +1,7 @@
 //! Writer of compact recordings (`.mprb`, [`crate::recording::compact`]).
 //!
-//! A thread compresses, writes, and adds keyframes: whoever drains the ring buffer only encodes. It waits for the disk no earlier than
-//! [`QUEUE`] frames are on the way.
+//! A thread encodes, compresses, writes, and adds keyframes: whoever drains the ring buffer only hands events over. It
+//! waits for the disk no earlier than [`QUEUE`] batches are on the way.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,21 +12,27 @@ use std::time::{Duration, Instant};
 
 use super::error::WriteError;
 use super::sources::{ReadSource, SourceCollector};
-use crate::event::{Event, TimeNs};
+use crate::event::{Action, Event, TimeNs};
 use crate::output::OutputFile;
 use crate::recording::compact::{
     CompactEncoder, GroupPolicy, KeyframeWriter, PlainFrame, SizeLimit, preamble,
 };
 use crate::recording::{EndReason, Header};
 
-/// Records that are flushed at once.
+/// Events that are handed over together: a frame's worth of them would leave the processors' caches.
+const BATCH: usize = 2048;
+
+/// Events that are flushed at once.
 const FEW: usize = 64;
 
 /// Longest time between two flushes of fewer records.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// Most frames between the two threads.
-const QUEUE: usize = 4;
+/// Most batches between the two threads: 131,072 events.
+const QUEUE: usize = 64;
+
+/// Most batches that wait to be filled again.
+const EMPTY: usize = 2;
 
 /// Further contents of a recording.
 #[derive(Default)]
@@ -52,23 +58,25 @@ impl ReplaceBeginning for OutputFile {
 
 /// Writes a compact recording in bounded memory. The file holds whole frames up to the last [`CompactWriter::flush`].
 pub struct CompactWriter<W> {
-    encoder: CompactEncoder,
-    queue: FrameQueue,
+    batch: Vec<Event>,
+    jobs: SyncSender<WriteJob>,
+    /// Batches whose events are written.
+    emptied: Receiver<Vec<Event>>,
     thread: JoinHandle<W>,
+    progress: Arc<WriteProgress>,
+    /// Memory events.
+    events: u64,
     has_reported: bool,
-    /// Time of the last flush.
+    /// Events since the last flush, and its time.
+    unflushed: usize,
     flushed: Instant,
 }
 
-/// Way to the thread that writes.
-struct FrameQueue {
-    jobs: SyncSender<WriteJob>,
-    progress: Arc<WriteProgress>,
-}
-
 enum WriteJob {
-    Frame(PlainFrame),
+    Events(Vec<Event>),
+    Describe(Box<Header>),
     Flush,
+    End(EndReason, Option<TimeNs>),
 }
 
 #[derive(Default)]
@@ -92,13 +100,6 @@ impl DroppedPart {
     /// Returns true if the live blocks alone take so much that the file is larger than its limit.
     pub fn exceeds_limit(&self) -> bool {
         self.0.exceeds_limit.load(Ordering::Relaxed)
-    }
-}
-
-impl FrameQueue {
-    fn send(&self, job: WriteJob) {
-        // The thread takes all jobs, also after an error. If it has panicked, `finish` says so.
-        let _ = self.jobs.send(job);
     }
 }
 
@@ -148,61 +149,69 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
         let place = place.into();
         let failed = |error| WriteError::new(&place, error);
         let (jobs, received) = sync_channel(QUEUE);
+        let (empty, emptied) = sync_channel(EMPTY);
         let progress = Arc::new(WriteProgress::default());
-        progress
-            .bytes
-            .store(preamble().len() as u64, Ordering::Relaxed);
         out.write_all(&preamble()).map_err(failed)?;
         let mut frames = KeyframeWriter::new(out, header.start, policy, limit).map_err(failed)?;
         if let Some(sources) = sources {
             frames.record_sources(sources);
         }
+        let mut recording = RecordedFrames {
+            encoder: CompactEncoder::with_groups(header, policy),
+            frames,
+        };
+        recording.begin().map_err(failed)?;
+        progress.note(&recording.frames);
         let thread = Builder::new().name("memprobe-write".to_owned()).spawn({
             let (progress, place) = (Arc::clone(&progress), place.clone());
-            move || write_jobs(frames, &received, &progress, &place)
+            move || write_jobs(recording, &received, &empty, &progress, &place)
         });
-        let mut writer = Self {
-            encoder: CompactEncoder::with_groups(header, policy),
-            queue: FrameQueue { jobs, progress },
+        Ok(Self {
+            batch: Vec::with_capacity(BATCH),
+            jobs,
+            emptied,
             thread: thread.map_err(failed)?,
+            progress,
+            events: 0,
             has_reported: false,
+            unflushed: 0,
             flushed: Instant::now(),
-        };
-        writer
-            .queue
-            .send(WriteJob::Frame(writer.encoder.header_frame()));
-        writer.flush()?;
-        Ok(writer)
+        })
     }
 
     /// Writes the header again when more is known of the target, such as its version of torch. The start time stays.
     pub fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
-        let Self { encoder, queue, .. } = self;
-        encoder.describe(header, &mut |frame| queue.send(WriteJob::Frame(frame)));
+        self.hand_over();
+        self.send(WriteJob::Describe(Box::new(header.clone())));
         self.failure()
     }
 
     #[inline]
     pub fn event(&mut self, event: &Event) -> Result<(), WriteError> {
-        let Self { encoder, queue, .. } = self;
-        encoder.event(event, &mut |frame| queue.send(WriteJob::Frame(frame)));
+        let is_counted =
+            |event: &Event| matches!(event, Event::Memory(memory) if memory.action != Action::Held);
+        self.events += u64::from(is_counted(event));
+        self.batch.push(event.clone());
+        self.unflushed += 1;
+        if self.batch.len() >= BATCH {
+            self.hand_over();
+        }
         self.failure()
     }
 
     /// Hands everything to the other thread, to be written at once. To be called about once a second.
     pub fn flush(&mut self) -> Result<(), WriteError> {
-        let Self { encoder, queue, .. } = self;
-        encoder.close(&mut |frame| queue.send(WriteJob::Frame(frame)));
-        queue.send(WriteJob::Flush);
+        self.hand_over();
+        self.send(WriteJob::Flush);
+        self.unflushed = 0;
         self.failure()
     }
 
     /// Flushes, unless the last events are few and there was a flush just before: a frame for each event would take about
     /// 100 bytes an event. To be called about once a second.
     pub fn flush_when_due(&mut self, now: Instant) -> Result<(), WriteError> {
-        let open = self.encoder.open_records();
         let waited = now.saturating_duration_since(self.flushed);
-        if open == 0 || open < FEW && waited < MAX_WAIT {
+        if self.unflushed == 0 || self.unflushed < FEW && waited < MAX_WAIT {
             return self.failure();
         }
         self.flushed = now;
@@ -215,22 +224,12 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
     }
 
     /// Writes the end with its time and returns the output. Returns an earlier write error again.
-    pub fn finish_at(self, reason: EndReason, time: Option<TimeNs>) -> Result<W, WriteError> {
-        let Self {
-            mut encoder,
-            queue,
-            thread,
-            ..
-        } = self;
-        let end = encoder.end(reason, time, &mut |frame| {
-            queue.send(WriteJob::Frame(frame))
-        });
-        queue.send(WriteJob::Frame(end));
-        queue.send(WriteJob::Flush);
-        let FrameQueue { jobs, progress } = queue;
-        drop(jobs);
-        let out = thread.join();
-        if let Some(error) = progress.failed.get() {
+    pub fn finish_at(mut self, reason: EndReason, time: Option<TimeNs>) -> Result<W, WriteError> {
+        self.hand_over();
+        self.send(WriteJob::End(reason, time));
+        drop(self.jobs);
+        let out = self.thread.join();
+        if let Some(error) = self.progress.failed.get() {
             return Err(error.clone());
         }
         let panicked = || io::Error::other("the writing thread has panicked; report that");
@@ -239,23 +238,39 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
 
     /// Memory events so far.
     pub fn events(&self) -> u64 {
-        self.encoder.events()
+        self.events
     }
 
     /// Bytes of the file so far.
     pub fn bytes(&self) -> u64 {
-        self.queue.progress.bytes.load(Ordering::Relaxed)
+        self.progress.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Hands the batch to the other thread.
+    fn hand_over(&mut self) {
+        if self.batch.is_empty() {
+            return;
+        }
+        let empty = self.emptied.try_recv();
+        let empty = empty.unwrap_or_else(|_| Vec::with_capacity(BATCH));
+        let batch = std::mem::replace(&mut self.batch, empty);
+        self.send(WriteJob::Events(batch));
+    }
+
+    fn send(&self, job: WriteJob) {
+        // The thread takes all jobs, also after an error. If it has panicked, `finish` says so.
+        let _ = self.jobs.send(job);
     }
 
     /// Part that the file has no more; complete after [`Self::finish`].
     pub fn dropped(&self) -> DroppedPart {
-        DroppedPart(Arc::clone(&self.queue.progress))
+        DroppedPart(Arc::clone(&self.progress))
     }
 
     /// Returns an error of the other thread, once.
     #[inline]
     fn failure(&mut self) -> Result<(), WriteError> {
-        match self.queue.progress.failed.get() {
+        match self.progress.failed.get() {
             Some(error) if !self.has_reported => {
                 self.has_reported = true;
                 Err(error.clone())
@@ -265,30 +280,94 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
     }
 }
 
-/// Writes frames until no more can come; returns the output. After an error it only takes them.
+impl WriteProgress {
+    fn note<W: Write>(&self, frames: &KeyframeWriter<W>) {
+        self.bytes.store(frames.bytes(), Ordering::Relaxed);
+        self.dropped.store(frames.dropped(), Ordering::Relaxed);
+        let exceeds = frames.exceeds_limit();
+        self.exceeds_limit.store(exceeds, Ordering::Relaxed);
+    }
+}
+
+/// A recording whose events become frames.
+struct RecordedFrames<W> {
+    encoder: CompactEncoder,
+    frames: KeyframeWriter<W>,
+}
+
+impl<W: Write> RecordedFrames<W> {
+    /// Writes the header.
+    fn begin(&mut self) -> io::Result<()> {
+        self.frames.write(&self.encoder.header_frame())?;
+        self.frames.frames.out.flush()
+    }
+
+    fn write(&mut self, job: &WriteJob) -> io::Result<()> {
+        match job {
+            WriteJob::Events(events) => events.iter().try_for_each(|event| self.event(event)),
+            WriteJob::Describe(header) => {
+                self.write_frames(|encoder, mut emit| encoder.describe(header, &mut emit))
+            }
+            WriteJob::Flush => {
+                self.write_frames(|encoder, mut emit| encoder.close(&mut emit))?;
+                self.frames.frames.out.flush()
+            }
+            WriteJob::End(reason, time) => {
+                self.write_frames(|encoder, mut emit| {
+                    let end = encoder.end(*reason, *time, &mut emit);
+                    emit(end);
+                })?;
+                self.frames.frames.out.flush()
+            }
+        }
+    }
+
+    #[inline]
+    fn event(&mut self, event: &Event) -> io::Result<()> {
+        // A keyframe has the state before the first event of its group.
+        self.frames
+            .begin_group(self.encoder.group(), self.encoder.events())?;
+        self.frames.follow(event);
+        self.write_frames(|encoder, mut emit| encoder.event(event, &mut emit))
+    }
+
+    /// Writes the frames that are emitted.
+    #[inline]
+    fn write_frames(
+        &mut self,
+        encode: impl FnOnce(&mut CompactEncoder, &mut dyn FnMut(PlainFrame)),
+    ) -> io::Result<()> {
+        let Self { encoder, frames } = self;
+        let mut result = Ok(());
+        encode(encoder, &mut |frame| {
+            if result.is_ok() {
+                result = frames.write(&frame);
+            }
+        });
+        result
+    }
+}
+
+/// Writes events until no more can come; returns the output. After an error it only takes them.
 fn write_jobs<W: Write>(
-    mut frames: KeyframeWriter<W>,
+    mut recording: RecordedFrames<W>,
     jobs: &Receiver<WriteJob>,
+    empty: &SyncSender<Vec<Event>>,
     progress: &WriteProgress,
     place: &str,
 ) -> W {
-    let mut write = |job: WriteJob| -> io::Result<()> {
-        match job {
-            WriteJob::Frame(frame) => frames.write(&frame)?,
-            WriteJob::Flush => frames.frames.out.flush()?,
-        }
-        progress.bytes.store(frames.bytes(), Ordering::Relaxed);
-        progress.dropped.store(frames.dropped(), Ordering::Relaxed);
-        let exceeds = frames.exceeds_limit();
-        progress.exceeds_limit.store(exceeds, Ordering::Relaxed);
-        Ok(())
-    };
     for job in jobs {
-        if progress.failed.get().is_none()
-            && let Err(error) = write(job)
-        {
-            let _ = progress.failed.set(WriteError::new(place, error));
+        if progress.failed.get().is_none() {
+            if let Err(error) = recording.write(&job) {
+                let _ = progress.failed.set(WriteError::new(place, error));
+            }
+            progress.note(&recording.frames);
+        }
+        if let WriteJob::Events(mut events) = job {
+            events.clear();
+            // Those of a queue that was full go back to the system.
+            let _ = empty.try_send(events);
         }
     }
-    frames.frames.out
+    recording.frames.frames.out
 }

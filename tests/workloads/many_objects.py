@@ -97,7 +97,8 @@ def damage():
     """Makes an object's header point back to itself, so that the collector's list is inconsistent for good."""
     gc.disable()
     gc.collect()
-    victim = next(held for held in gc.get_objects() if type(held) is list)
+    # Nearly all objects come before it.
+    victim = next(held for held in reversed(gc.get_objects()) if type(held) is list)
     # `PyGC_Head`: the next object, and the one before with two bits of flags (Include/internal/pycore_gc.h).
     previous = ctypes.c_size_t.from_address(id(victim) - 8)
     previous.value = (id(victim) - 16) | (previous.value & 3)

@@ -25,11 +25,12 @@ const BATCH: usize = 2048;
 /// Events that are flushed at once.
 const FEW: usize = 64;
 
-/// Longest time between two flushes of fewer records.
+/// Longest time between two flushes of fewer events.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// Most batches between the two threads: 131,072 events.
-const QUEUE: usize = 64;
+/// Most batches between the two threads: 262,144 events.
+const QUEUE: usize = 128;
+const _: () = assert!(size_of::<Event>() * BATCH * QUEUE <= 32 << 20);
 
 /// Most batches that wait to be filled again.
 const EMPTY: usize = 2;
@@ -64,7 +65,7 @@ pub struct CompactWriter<W> {
     emptied: Receiver<Vec<Event>>,
     thread: JoinHandle<W>,
     progress: Arc<WriteProgress>,
-    /// Memory events.
+    /// Memory events so far.
     events: u64,
     has_reported: bool,
     /// Events since the last flush, and its time.
@@ -188,9 +189,8 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
 
     #[inline]
     pub fn event(&mut self, event: &Event) -> Result<(), WriteError> {
-        let is_counted =
-            |event: &Event| matches!(event, Event::Memory(memory) if memory.action != Action::Held);
-        self.events += u64::from(is_counted(event));
+        let is_counted = matches!(event, Event::Memory(memory) if memory.action != Action::Held);
+        self.events += u64::from(is_counted);
         self.batch.push(event.clone());
         self.unflushed += 1;
         if self.batch.len() >= BATCH {

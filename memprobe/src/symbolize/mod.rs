@@ -199,15 +199,16 @@ impl<M: ReadMemory> Symbolizer<M> {
         match record {
             Record::Memory(kind, memory, purpose) if !waits && Tgid(memory.tgid) == self.tgid => {
                 self.has_known = true;
-                match purpose {
-                    PurposeHint::None => self.push_memory(kind, &memory, RecordedPurpose::Unknown),
+                let tensor;
+                let purpose = match &purpose {
+                    PurposeHint::None => RecordedPurpose::Unknown,
                     PurposeHint::Tensor(shape) => {
-                        self.push_memory(kind, &memory, RecordedPurpose::Tensor(&shape.read()));
+                        tensor = shape.read();
+                        RecordedPurpose::Tensor(&tensor)
                     }
-                    PurposeHint::Stack(copy) => {
-                        self.push_memory(kind, &memory, RecordedPurpose::Stack(&copy));
-                    }
-                }
+                    PurposeHint::Stack(copy) => RecordedPurpose::Stack(copy),
+                };
+                self.push_memory(kind, &memory, purpose);
             }
             other => self.push(other),
         }

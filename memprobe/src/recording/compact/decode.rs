@@ -153,11 +153,7 @@ impl CompactDecoder {
     }
 
     /// Passes on the events of a frame; returns the number of memory events. Before an error some may have been passed on.
-    pub(super) fn each_event(
-        &mut self,
-        payload: &[u8],
-        sink: &mut impl FnMut(Event),
-    ) -> Result<u64, String> {
+    fn each_event(&mut self, payload: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, String> {
         let mut frame = FrameReader {
             columns: ColumnReader::new(payload)?,
             time: 0,

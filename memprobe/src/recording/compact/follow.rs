@@ -99,7 +99,8 @@ impl<W: Write> KeyframeWriter<W> {
         self.exceeds_limit
     }
 
-    /// Writes a frame, and what belongs before it. The events of its records must have been followed, and none behind it.
+    /// Writes a frame, and what belongs before it. The events of its records must have been followed, and none behind it; a
+    /// list that takes several frames is one event.
     pub(in crate::recording) fn write(&mut self, frame: &PlainFrame) -> io::Result<()> {
         if frame.kind == FrameKind::End {
             return self.write_end(frame);

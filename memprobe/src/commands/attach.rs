@@ -125,8 +125,9 @@ impl LiveView {
                     HostItem::Continued => screen.run_stop = None,
                     HostItem::Refused(error) => return Err(error.into()),
                     HostItem::Ended if seen == Seen::Nothing => bail!(
-                        "process {} ended before it used PyTorch's allocators",
-                        self.tgid.0
+                        "process {} ended before it {}",
+                        self.tgid.0,
+                        super::messages::FIRST_USE
                     ),
                     HostItem::Ended => {
                         model.health.state = TargetState::Exited;

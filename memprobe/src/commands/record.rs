@@ -237,7 +237,7 @@ impl Intake {
             return Ok(Outcome::Nothing(self.refusal.take().map_or_else(
                 || {
                     let tgid = self.root.0;
-                    anyhow!("process {tgid} ended before it used PyTorch's allocators")
+                    anyhow!("process {tgid} ended before it {}", messages::FIRST_USE)
                 },
                 Into::into,
             )));

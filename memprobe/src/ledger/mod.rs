@@ -502,7 +502,12 @@ impl Ledger {
         let mut devices = if allocator_speaks {
             Vec::new()
         } else {
-            self.cuda.devices(now, grouping, definitions)
+            let mut devices = self.cuda.devices(now, grouping, definitions);
+            for device in &mut devices {
+                let unread = &self.health.unread_at_attach;
+                device.before_attach.unread.clone_from(unread);
+            }
+            devices
         };
         let own = self.devices.values();
         devices.extend(own.map(|device| {

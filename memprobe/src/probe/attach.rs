@@ -24,6 +24,9 @@ const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
 /// The library that a PyTorch loads last, with or without CUDA.
 const PYTHON_BINDINGS: &str = "libtorch_python.so";
 
+/// Libraries of PyTorch, in the order in which the import maps them.
+const PYTORCH: [&str; 3] = ["libtorch_global_deps.so", "libtorch.so", "libc10.so"];
+
 #[derive(Debug)]
 pub struct Located {
     pub probe: &'static Probe,
@@ -227,6 +230,13 @@ impl VariableSymbol {
         let offset = self.offset;
         (module > 0).then_some(ThreadLocal { module, offset })
     }
+}
+
+/// True if the process has PyTorch with a CUDA allocator, or its import has begun. It maps `libtorch_global_deps` before
+/// all libraries of CUDA (torch/__init__.py@v2.15.0, `_load_global_deps`).
+pub fn expects_allocator(tgid: Tgid, maps: &Maps) -> bool {
+    let mut pytorch = PYTORCH.iter();
+    pytorch.any(|name| maps.library(name).is_some()) && !was_built_without_cuda(tgid, maps)
 }
 
 /// True if the PyTorch of a process has no CUDA allocator. During the import its libraries are

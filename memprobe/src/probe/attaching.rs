@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memprobe_common::{ProcessConfig, ThreadLocal, process_flag};
 
-use super::attach::{AttachError, Located, Result, was_built_without_cuda};
+use super::attach::{AttachError, Located, Result, expects_allocator, was_built_without_cuda};
 use super::catalog::{
     Allocators, BY_TRACEPOINTS, CODE_FREED, CUDA_LIBRARIES, DYNAMIC_LOADERS, Detail, DriverCalls,
     EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES,
@@ -280,7 +280,7 @@ impl Attaching {
             self.note(&probed)?;
             return Ok(AttachStep::Again);
         }
-        if self.is_complete() {
+        if self.is_complete(maps) {
             return Ok(AttachStep::Done);
         }
         let is_of_interest = self.wanted.allocators == Allocators::CudaAndCpu;
@@ -295,11 +295,11 @@ impl Attaching {
         let is_left_alone =
             self.wanted.driver == DriverCalls::LeftAlone && maps.library("libcuda").is_some();
         match &self.python {
-            None if is_left_alone => format!(
+            _ if is_left_alone && !expects_allocator(self.tgid, maps) => format!(
                 "waiting for PID {pid} to load CUDA's runtime: it has libcuda alone, in which \
                  --no-driver leaves every function unprobed"
             ),
-            _ => format!("waiting for PID {pid} to import PyTorch"),
+            _ => format!("waiting for PID {pid} to import PyTorch or to load CUDA's driver"),
         }
     }
 
@@ -540,11 +540,23 @@ impl Attaching {
         Search::Over
     }
 
-    fn is_complete(&self) -> bool {
+    fn is_complete(&self, maps: &Maps) -> bool {
         if self.python.is_none() {
             return !self.probes.is_empty();
         }
+        self.has_seen_allocator() || self.uses_cuda_alone(maps)
+    }
+
+    /// True if PyTorch's CUDA allocator was there when the files were probed, whatever of it can be.
+    pub fn has_seen_allocator(&self) -> bool {
         self.lacks_allocator.is_some() || self.has_allocator()
+    }
+
+    /// True if it has CUDA's driver, and no allocator of PyTorch is expected: JAX or an inference engine runs in it. The
+    /// runtime alone is no sign, since programs load it with PyTorch or without ever using it.
+    fn uses_cuda_alone(&self, maps: &Maps) -> bool {
+        let has_driver = maps.library(Api::Driver.library()).is_some();
+        has_driver && !self.cuda_files.is_empty() && !expects_allocator(self.tgid, maps)
     }
 
     fn has_function(&self, name: &str) -> bool {

@@ -87,7 +87,7 @@ pub(super) fn push_devices<'a, T>(
     let mut shown = 0;
     for (device, data) in devices {
         page.blank();
-        push_totals(page, device);
+        push_totals(page, device, replay.snapshot.cuda.layer);
         push(page, data);
         shown += 1;
     }
@@ -220,7 +220,7 @@ fn unread(snapshot: &Snapshot) -> Option<String> {
 }
 
 /// Adds the totals of a device, as many per line as fit.
-pub(super) fn push_totals(page: &mut Page, device: &DeviceSnapshot) {
+pub(super) fn push_totals(page: &mut Page, device: &DeviceSnapshot, layer: SoftwareLayer) {
     let (now, peak) = (&device.totals, &device.peak);
     let pair = |what, now, peak| format!("{what} {}, peak {}", human(now), human(peak));
     let mut facts = vec![pair("allocated", now.allocated, peak.allocated)];
@@ -228,7 +228,10 @@ pub(super) fn push_totals(page: &mut Page, device: &DeviceSnapshot) {
         facts.extend(own_sum(&device.before_attach));
     } else {
         facts.push(pair("reserved", now.reserved, peak.reserved));
-        facts.push(before_attach(&device.before_attach));
+        facts.push(match (layer, &device.before_attach.unread) {
+            (SoftwareLayer::Allocator, _) | (_, None) => before_attach(&device.before_attach),
+            _ => "before attach unknown".to_owned(),
+        });
     }
     if device.unaccounted != 0 {
         facts.push(format!("unaccounted {}", signed(device.unaccounted)));

@@ -46,7 +46,7 @@ pub fn session_summary(
     }
     for device in &snapshot.devices {
         page.blank();
-        push_totals(&mut page, device);
+        push_totals(&mut page, device, snapshot.cuda.layer);
         page.table(&device_table(device, snapshot, &options));
     }
     if snapshot.devices.is_empty() {

@@ -8,6 +8,9 @@ use crate::torch::allocator::reconcile::Reconciler;
 use crate::torch::allocator::tables::{self, AllocatorTables, TablesError};
 use crate::view::clean;
 
+/// Reason for a process without an allocator of PyTorch.
+const UNLISTED: &str = "CUDA lists no memory of a process";
+
 /// Attempts to read consistent tables: a running process may change them meanwhile.
 const ATTEMPTS: u32 = 40;
 
@@ -67,6 +70,13 @@ impl BaselineReader {
         if self.attempts == 0 {
             self.allocator.version = version;
             self.begin_reading();
+        }
+    }
+
+    /// Settles at once, for a process that ran before memprobe and has no allocator of PyTorch.
+    pub(super) fn settle_unlisted(&mut self) {
+        if !self.reconciler.is_settled() {
+            self.reconciler.give_up(None, UNLISTED);
         }
     }
 

@@ -336,6 +336,7 @@ impl Process {
     ) -> Attempt {
         let start = Instant::now();
         let had_python = self.attaching.python.as_ref().is_some();
+        let had_tensors = self.attaching.has_tensors();
         let step = self.attaching.step(loader, files, super::now());
         if !had_python && let Some(python) = self.attaching.python.as_ref() {
             self.symbolizer.set_code(CodeCache::new(python));
@@ -344,6 +345,10 @@ impl Process {
         }
         if self.attaching.runs_no_python() {
             self.symbolizer.runs_no_python();
+        }
+        if self.is_attached() && !had_tensors {
+            // It may have imported PyTorch after it used CUDA without.
+            self.watch_tensors();
         }
         let mut attempt = Attempt::default();
         match step {
@@ -357,6 +362,7 @@ impl Process {
                 attempt.has_events = true;
             }
             Ok(AttachStep::Done) => {}
+            Ok(AttachStep::Waiting(_)) if self.is_attached() => {}
             Ok(AttachStep::Waiting(what)) => {
                 let is_news = self.is_news(&what);
                 attempt.item = is_news.then_some(HostItem::Waiting(what));
@@ -484,8 +490,12 @@ impl Process {
         self.devices.begin(self.tgid);
         self.symbolizer.look_at_code();
         self.watch_tensors();
+        let is_listed = self.attaching.has_seen_allocator();
         if let Some(before) = &mut self.before {
-            before.begin(self.torch.clone());
+            match is_listed || self.origin != ProcessOrigin::Running {
+                true => before.begin(self.torch.clone()),
+                false => before.settle_unlisted(),
+            }
         }
     }
 

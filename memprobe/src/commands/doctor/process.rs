@@ -346,7 +346,12 @@ fn without_python(maps: &Maps) -> Finding {
 
 fn torch(tgid: Tgid, maps: &Maps) -> Finding {
     let copies = maps.libraries("libc10.so").len();
+    let has_driver = maps.library(Api::Driver.library()).is_some();
     match (facts::torch_version(tgid), copies) {
+        (_, 0) if has_driver => Finding::note(
+            "pytorch",
+            "not imported: `attach` and `record` show the calls into CUDA",
+        ),
         (_, 0) => Finding::note(
             "pytorch",
             "not imported yet: `attach` and `record` will wait for it",

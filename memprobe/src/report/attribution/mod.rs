@@ -170,7 +170,7 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
             };
             is_empty = false;
             page.blank();
-            push_totals(page, device);
+            push_totals(page, device, self.replay.snapshot.cuda.layer);
             for Section { title, table } in sections {
                 if let Some(title) = title {
                     page.blank();

@@ -91,6 +91,10 @@ pub const FRAMEWORKS: &[Framework] = &[
         ],
     ),
     single("DeepSpeed", "frameworks/zero.py"),
+    single("Keras", "frameworks/keras_fit.py"),
+    single("PyTorch Geometric", "frameworks/graphs.py"),
+    single("Sentence Transformers", "frameworks/embeddings.py"),
+    single("Ultralytics", "frameworks/detector.py"),
 ];
 
 /// Settings of every program: nothing comes from the network.

@@ -54,6 +54,11 @@ const LIBRARIES: &[(&str, &str)] = &[
         "/jaxlib/libjax_common.so",
         "XLA's allocator, a pool by default",
     ),
+    // onnxruntime: core/providers/cuda/cuda_provider_options.h (`gpu_mem_limit`), core/framework/bfc_arena.h.
+    (
+        "/libonnxruntime_providers_cuda.so",
+        "ONNX Runtime, a pool by default",
+    ),
     (
         "/libtensorflow_framework.so",
         "TensorFlow's allocator, a pool by default",

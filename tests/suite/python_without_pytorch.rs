@@ -31,7 +31,7 @@ fn memory_of_a_running_python_without_pytorch_has_lines_from_attach_on() {
         printed.stderr
     );
     let report = environment.report(&file);
-    assert_eq!(lines(&report), [("cache".to_owned(), 16 * MB)]);
+    assert_eq!(lines(&report), live([("cache", 16)]));
     assert_eq!(report["layer"], "CUDA driver calls");
     assert_eq!(report["devices"][0]["allocated"], 16 * MB);
     let shown = environment.run(&["report", text(&file)]).succeeded().stdout;
@@ -60,13 +60,26 @@ fn a_command_without_pytorch_is_recorded_from_its_first_call() {
     ];
     let printed = environment.run(&arguments).succeeded();
     let report = environment.report(&file);
-    let expected = [("cache", 16 * MB), ("weights", 12 * MB)];
-    assert_eq!(
-        lines(&report),
-        expected.map(|(name, bytes)| (name.to_owned(), bytes)),
-        "{}",
-        printed.stderr
-    );
+    let expected = live([("cache", 16), ("weights", 12)]);
+    assert_eq!(lines(&report), expected, "{}", printed.stderr);
+    let shown = environment.run(&["report", text(&file)]).succeeded().stdout;
+    assert!(shown.contains("before attach 0 B"), "{shown}");
+}
+
+#[test]
+fn a_python_that_loads_the_driver_after_attach_has_no_unknown_memory() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let program = Program::start(environment.pytorch(), &["--late"]);
+    let file = program.file("trace.mprb");
+    let mut recording = environment.record_unready(program.target.pid(), &file, &[]);
+    let said = recording.memprobe.wait_for("waiting");
+    assert!(said.contains("CUDA's driver"), "{said}");
+    let _folder = program.go_on_to_its_end();
+    recording.finish();
+    let lines = lines(&environment.report(&file));
+    assert_eq!(lines, live([("cache", 16), ("weights", 12)]));
     let shown = environment.run(&["report", text(&file)]).succeeded().stdout;
     assert!(shown.contains("before attach 0 B"), "{shown}");
 }
@@ -122,7 +135,7 @@ fn a_pytorch_built_without_cuda_does_not_hide_the_driver() {
     let _folder = program.go_on_to_its_end();
     recording.finish();
     let report = environment.report(&file);
-    assert_eq!(lines(&report), [("cache".to_owned(), 16 * MB)]);
+    assert_eq!(lines(&report), live([("cache", 16)]));
 }
 
 #[test]
@@ -175,6 +188,11 @@ fn lines(report: &Value) -> Vec<(String, u64)> {
         Some((row["function"].as_str()?.to_owned(), live))
     });
     live.collect()
+}
+
+/// The same of functions with their MiB.
+fn live<const N: usize>(functions: [(&str, u64); N]) -> [(String, u64); N] {
+    functions.map(|(name, mebibytes)| (name.to_owned(), mebibytes * MB))
 }
 
 fn innermost(event: &Event) -> &str {

@@ -1,7 +1,7 @@
 """A program that calls CUDA's driver itself, as JAX and inference engines do.
 
 It holds 12 MiB, prints `ready` and waits for the file GO. Then it allocates 16 MiB more, and frees other memory. With
-`--pytorch` it imports PyTorch at last, and makes a tensor."""
+`--late` it waits before it loads the driver. With `--pytorch` it imports PyTorch at last, and makes a tensor."""
 
 import argparse
 import atexit
@@ -52,20 +52,28 @@ def scratch(library):
         library.cuMemFree_v2(pointer)
 
 
+def wait(go):
+    print("ready", flush=True)
+    while go and not os.path.exists(go):
+        time.sleep(0.01)
+
+
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--go")
+    arguments.add_argument("--late", action="store_true")
     arguments.add_argument("--pytorch", action="store_true")
     arguments.add_argument("--libraries", help="a folder with libraries of PyTorch, to load before the driver")
     given = arguments.parse_args()
     for name in ["libc10.so", "libtorch_python.so"] if given.libraries else []:
         ctypes.CDLL(f"{given.libraries}/{name}")
+    if given.late:
+        wait(given.go)
     library = driver()
     held = []
     weights(library, held)
-    print("ready", flush=True)
-    while given.go and not os.path.exists(given.go):
-        time.sleep(0.01)
+    if not given.late:
+        wait(given.go)
     cache(library, held)
     scratch(library)
     if given.pytorch:

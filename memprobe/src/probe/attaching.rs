@@ -58,6 +58,8 @@ pub struct Attaching {
     lacks_allocator: Option<String>,
     variables: [Search; THREAD_VARIABLES.len()],
     is_starting: bool,
+    /// True if CUDA's driver was mapped at the first look; `None` before it.
+    had_driver: Option<bool>,
     /// Detail that the programs record at present.
     level: CaptureLevel,
 }
@@ -105,6 +107,7 @@ impl Attaching {
             lacks_allocator: None,
             variables: Default::default(),
             is_starting: false,
+            had_driver: None,
             level: CaptureLevel::Full,
         }
     }
@@ -208,6 +211,7 @@ impl Attaching {
     ) -> Result<AttachStep> {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
+        self.had_driver.get_or_insert_with(|| has_driver(&maps));
         self.follow_loader(loader, files, &maps);
         for (_, file) in &mut self.cuda_files {
             if let Some(current) = maps.again(file) {
@@ -292,14 +296,14 @@ impl Attaching {
 
     fn missing_library(&self, maps: &Maps) -> String {
         let pid = self.tgid.0;
-        let is_left_alone =
-            self.wanted.driver == DriverCalls::LeftAlone && maps.library("libcuda").is_some();
-        match &self.python {
-            _ if is_left_alone && !expects_allocator(self.tgid, maps) => format!(
+        let is_left_alone = self.wanted.driver == DriverCalls::LeftAlone && has_driver(maps);
+        if is_left_alone && !expects_allocator(self.tgid, maps) {
+            format!(
                 "waiting for PID {pid} to load CUDA's runtime: it has libcuda alone, in which \
                  --no-driver leaves every function unprobed"
-            ),
-            _ => format!("waiting for PID {pid} to import PyTorch or to load CUDA's driver"),
+            )
+        } else {
+            format!("waiting for PID {pid} to import PyTorch or to load CUDA's driver")
         }
     }
 
@@ -548,15 +552,19 @@ impl Attaching {
     }
 
     /// True if PyTorch's CUDA allocator was there when the files were probed, whatever of it can be.
-    pub fn has_seen_allocator(&self) -> bool {
+    fn has_seen_allocator(&self) -> bool {
         self.lacks_allocator.is_some() || self.has_allocator()
+    }
+
+    /// True if it may hold memory of CUDA from before the first look, and has no allocator of PyTorch to list it.
+    pub fn may_hold_unlisted_memory(&self) -> bool {
+        self.had_driver == Some(true) && !self.has_seen_allocator()
     }
 
     /// True if it has CUDA's driver, and no allocator of PyTorch is expected: JAX or an inference engine runs in it. The
     /// runtime alone is no sign, since programs load it with PyTorch or without ever using it.
     fn uses_cuda_alone(&self, maps: &Maps) -> bool {
-        let has_driver = maps.library(Api::Driver.library()).is_some();
-        has_driver && !self.cuda_files.is_empty() && !expects_allocator(self.tgid, maps)
+        has_driver(maps) && !self.cuda_files.is_empty() && !expects_allocator(self.tgid, maps)
     }
 
     fn has_function(&self, name: &str) -> bool {
@@ -576,6 +584,10 @@ impl Attaching {
 
 fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
     PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
+}
+
+fn has_driver(maps: &Maps) -> bool {
+    maps.library(Api::Driver.library()).is_some()
 }
 
 /// True if a library of the catalog is mapped.

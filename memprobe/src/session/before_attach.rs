@@ -73,7 +73,7 @@ impl BaselineReader {
         }
     }
 
-    /// Settles at once, for a process that ran before memprobe and has no allocator of PyTorch.
+    /// Settles at once, for a process whose memory from before attach nothing lists.
     pub(super) fn settle_unlisted(&mut self) {
         if !self.reconciler.is_settled() {
             self.reconciler.give_up(None, UNLISTED);

@@ -490,11 +490,12 @@ impl Process {
         self.devices.begin(self.tgid);
         self.symbolizer.look_at_code();
         self.watch_tensors();
-        let is_listed = self.attaching.has_seen_allocator();
+        let was_running = self.origin == ProcessOrigin::Running;
+        let is_unlisted = was_running && self.attaching.may_hold_unlisted_memory();
         if let Some(before) = &mut self.before {
-            match is_listed || self.origin != ProcessOrigin::Running {
-                true => before.begin(self.torch.clone()),
-                false => before.settle_unlisted(),
+            match is_unlisted {
+                true => before.settle_unlisted(),
+                false => before.begin(self.torch.clone()),
             }
         }
     }

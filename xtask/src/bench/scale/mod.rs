@@ -83,6 +83,9 @@ pub fn measure(
     Ok(table)
 }
 
+/// Shortest gap that a process writes down, in milliseconds (`Gaps` of `tests/workloads/many_objects.py`).
+const LEAST_GAP_MS: u32 = 3;
+
 /// Object of a case's runs.
 enum Subject {
     Workload(Workload),
@@ -150,7 +153,11 @@ fn row(case: &Case, memprobe: &Path, own: &Path, runs: &[Run]) -> Option<[String
         seconds(median(&|run| Some(run.wall.as_secs_f64()))?),
         seconds(median(&|run| Some(run.cpu.as_secs_f64()))?),
         cell(median(&|run| Some(run.gap?.as_secs_f64() * 1e3)), |gap| {
-            format!("{gap:.0} ms")
+            if gap == 0.0 {
+                format!("< {LEAST_GAP_MS} ms")
+            } else {
+                format!("{gap:.0} ms")
+            }
         }),
         cell(median(&|run| run.slower), |slower| {
             format!("{:+.1} %", 100.0 * slower)

@@ -20,7 +20,7 @@ use cell::Cell;
 /// Minor version of Python for which the list of packages was made.
 const PYTHON: u8 = 13;
 
-/// The frameworks, and what they depend on (PyPI, 2026-11-23).
+/// The frameworks, and what they depend on (PyPI, 2026-11-23 and 2026-12-01).
 const PACKAGES: Packages = Packages {
     name: "frameworks",
     requirements: include_str!("requirements.txt"),

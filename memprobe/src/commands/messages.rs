@@ -13,7 +13,7 @@ pub fn go_to_a_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// Must have happened in a process before there is anything to watch; follows "it".
+/// Event without which a process has nothing to watch; follows "it".
 pub(super) const FIRST_USE: &str = "imported PyTorch or loaded CUDA's driver";
 
 /// Prints a message with the name of the program in front.

@@ -586,7 +586,8 @@ fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Pro
     PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
 }
 
-fn has_driver(maps: &Maps) -> bool {
+/// True if CUDA's driver is mapped.
+pub fn has_driver(maps: &Maps) -> bool {
     maps.library(Api::Driver.library()).is_some()
 }
 

@@ -362,6 +362,7 @@ impl Process {
                 attempt.has_events = true;
             }
             Ok(AttachStep::Done) => {}
+            // Its calls into CUDA are watched already, and it imports PyTorch.
             Ok(AttachStep::Waiting(_)) if self.is_attached() => {}
             Ok(AttachStep::Waiting(what)) => {
                 let is_news = self.is_news(&what);

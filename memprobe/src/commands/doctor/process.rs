@@ -346,9 +346,8 @@ fn without_python(maps: &Maps) -> Finding {
 
 fn torch(tgid: Tgid, maps: &Maps) -> Finding {
     let copies = maps.libraries("libc10.so").len();
-    let has_driver = maps.library(Api::Driver.library()).is_some();
     match (facts::torch_version(tgid), copies) {
-        (_, 0) if has_driver => Finding::note(
+        (_, 0) if attaching::has_driver(maps) => Finding::note(
             "pytorch",
             "not imported: `attach` and `record` show the calls into CUDA",
         ),

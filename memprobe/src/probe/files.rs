@@ -346,10 +346,15 @@ impl ProbedFiles {
         let _ = self.detaching.take().map(JoinHandle::join);
     }
 
-    /// True if the kernel single-steps the instruction of a probe, which costs many times the trap of others.
-    pub fn has_stepped_probes(&self) -> bool {
-        let mut placed = self.files.values().flat_map(|file| &file.placed);
-        placed.any(|placed| !placed.located.place.emulated)
+    /// Returns the programs with a probe whose instruction the kernel single-steps, which costs many times the trap of
+    /// others.
+    pub fn stepped_programs(&self) -> HashSet<&'static str> {
+        let located = self.files.values().flat_map(|file| {
+            let placed = file.placed.iter().map(|placed| &placed.located);
+            placed.chain(&file.cuda)
+        });
+        let stepped = located.filter(|located| !located.place.emulated);
+        stepped.map(|located| located.probe.entry).collect()
     }
 
     pub fn probed(&self, key: FileKey) -> Option<&Probed> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use aya::sys::{Stats, enable_stats};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::loader::{ALLOCATOR_ENTRY, EVENT_WITH_STACK, Loader, Reach, RunTime};
 use crate::event::{ProbeCost, Tgid};
@@ -36,21 +36,27 @@ struct TrapTimes {
     stepped: Duration,
 }
 
+impl TrapTimes {
+    /// Returns the time of a program's traps.
+    fn of(self, is_stepped: bool) -> Duration {
+        if is_stepped {
+            self.stepped
+        } else {
+            self.emulated
+        }
+    }
+}
+
 /// Measures the cost of all probes together. The kernel counts for as long as this exists, which costs each run of a
 /// program two readings of the clock.
 pub struct ProbeMeter {
     _counting: OwnedFd,
     trap: TrapTimes,
-    last: HashMap<String, RunTime>,
+    last: RunTimes,
 }
 
-/// Kind of the probes that processes hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbedInstructions {
-    Emulated,
-    /// Some are single-stepped. Nobody counts their hits apart, so all count as such.
-    SomeStepped,
-}
+/// Runs of each program, by its name.
+type RunTimes = HashMap<String, RunTime>;
 
 impl ProbeMeter {
     /// Has the kernel count, and measures the trap on memprobe itself, which takes about 10 ms.
@@ -69,33 +75,41 @@ impl ProbeMeter {
         let mut meter = Self {
             _counting: counting,
             trap,
-            last: HashMap::new(),
+            last: RunTimes::new(),
         };
         // What was counted so far is the calibration's.
-        meter.take(loader, ProbedInstructions::Emulated);
+        meter.take(loader, &HashSet::new());
         Ok(meter)
     }
 
-    /// Returns the cost since the last call.
-    pub fn take(&mut self, loader: &Loader, instructions: ProbedInstructions) -> ProbeCost {
-        let trap = match instructions {
-            ProbedInstructions::Emulated => self.trap.emulated,
-            ProbedInstructions::SomeStepped => self.trap.stepped,
-        };
-        let mut cost = ProbeCost::default();
-        for (name, now) in loader.run_times() {
-            let last = self.last.entry_ref(name).or_default();
-            let spent = spent_since(*last, now, trap);
-            *last = now;
-            match name {
-                "empty_generic" | "empty_strided_generic" => cost.shapes += spent,
-                // Its own probes are those of nodes and a few marks; blocks reach it through the allocator's program.
-                EVENT_WITH_STACK | "evaluate_function" => cost.graph += spent,
-                _ => cost.rest += spent,
-            }
-        }
-        cost
+    /// Returns the cost since the last call. `stepped` are the programs with a probe that the kernel single-steps.
+    pub fn take(&mut self, loader: &Loader, stepped: &HashSet<&str>) -> ProbeCost {
+        cost_since(&mut self.last, loader.run_times(), self.trap, stepped)
     }
+}
+
+/// Returns the cost of the runs since `last`, which becomes `now`. Nobody counts the hits of one probe apart: all hits of
+/// a program in `stepped` count as single-stepped.
+fn cost_since(
+    last: &mut RunTimes,
+    now: Vec<(&str, RunTime)>,
+    trap: TrapTimes,
+    stepped: &HashSet<&str>,
+) -> ProbeCost {
+    let mut cost = ProbeCost::default();
+    for (name, now) in now {
+        let trap = trap.of(stepped.contains(name));
+        let last = last.entry_ref(name).or_default();
+        let spent = spent_since(*last, now, trap);
+        *last = now;
+        match name {
+            "empty_generic" | "empty_strided_generic" => cost.shapes += spent,
+            // Its own probes are those of nodes and a few marks; blocks reach it through the allocator's program.
+            EVENT_WITH_STACK | "evaluate_function" => cost.graph += spent,
+            _ => cost.rest += spent,
+        }
+    }
+    cost
 }
 
 /// Returns the time that the runs since `last` took, traps included.
@@ -173,6 +187,28 @@ mod tests {
         let now = counters(110, Duration::from_micros(190));
         assert_eq!(spent_since(last, now, TRAP), Duration::from_micros(60));
         assert_eq!(spent_since(now, now, TRAP), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_program_that_is_hit_rarely_by_slow_traps_makes_the_traps_of_others_no_slower() {
+        let trap = TrapTimes {
+            emulated: TRAP,
+            stepped: 10 * TRAP,
+        };
+        let stepped = HashSet::from_iter(["library_mapped"]);
+        let mut last = RunTimes::new();
+        let mut cost = |blocks, libraries| {
+            let now = vec![
+                (ALLOCATOR_ENTRY, counters(blocks, Duration::ZERO)),
+                ("library_mapped", counters(libraries, Duration::ZERO)),
+                ("empty_generic", counters(blocks, Duration::ZERO)),
+            ];
+            cost_since(&mut last, now, trap, &stepped)
+        };
+        let first = cost(100, 1);
+        assert_eq!((first.rest, first.shapes), (110 * TRAP, 100 * TRAP));
+        let second = cost(200, 3);
+        assert_eq!((second.rest, second.shapes), (120 * TRAP, 100 * TRAP));
     }
 
     #[test]

@@ -24,7 +24,6 @@ use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeShare};
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
-use crate::probe::overhead::ProbedInstructions;
 use crate::probe::ring::{RecordBatch, Records, StreamPosition};
 use crate::probe::watched::{Watched, allow_many_files};
 use crate::probe::{attaching, heap};
@@ -308,6 +307,12 @@ impl HostSession {
                 }
             }
             self.pass_known(sink)?;
+            // More may arrive than is taken meanwhile: the probes must not stay for as long as this takes.
+            let now = Instant::now();
+            if self.budget.as_ref().is_some_and(|it| it.is_due(now)) {
+                self.settle(now, false, sink)?;
+                self.keep_budget(Instant::now());
+            }
         }
         self.chunk = chunk;
         Ok(taken)
@@ -629,14 +634,13 @@ impl HostSession {
             self.start_budget(share, now);
             return;
         };
-        let instructions = if self.files.has_stepped_probes() {
-            ProbedInstructions::SomeStepped
-        } else {
-            ProbedInstructions::Emulated
-        };
+        if !budget.is_due(now) {
+            return;
+        }
+        let stepped = self.files.stepped_programs();
         let records = self.processes.values();
         let records = records.map(|process| (process.tgid, process.records));
-        match budget.step(&self.loader, instructions, records, now) {
+        match budget.step(&self.loader, &stepped, records, now) {
             Some(BudgetStep::Change) => self.change_level(),
             Some(BudgetStep::Report) => self.report_budget(),
             None => {}

@@ -7,7 +7,7 @@
 //! budget, and what the probes cost between two steps.
 //!
 //! They can cost more: they stay for a reading of blocks, and as long as memprobe gets no processor. Then they stay off
-//! until they can cost as much again within 1.5 times the budget over ten seconds.
+//! until they can cost as much again within 1.3 times the budget over ten seconds.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -34,8 +34,9 @@ const LONGEST_CALM: Duration = Duration::from_secs(80);
 /// Part of the budget that the cost may be with the detail that comes back.
 const MARGIN: f64 = 0.8;
 
-/// Budgets that [`REPORTED`] may cost with the probes that come back after a pause.
-const MOST: f64 = 1.5;
+/// Budgets that [`REPORTED`] may cost with the probes that come back after a pause. What is left to 1.5 is for probes that
+/// cost more than the times before.
+const MOST: f64 = 1.3;
 
 /// Part of an earlier time with probes that still counts after the next pause.
 const REMEMBERED: f64 = 0.9;

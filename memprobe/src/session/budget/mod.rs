@@ -7,13 +7,13 @@ mod controller;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use self::controller::BudgetController;
 use crate::event::{CaptureChange, CaptureLevel, GraphTracking, Tgid, TimeShare};
 use crate::probe::catalog::{Allocators, Detail};
 use crate::probe::loader::{Loader, Modules, Wanted};
-use crate::probe::overhead::{ProbeMeter, ProbedInstructions};
+use crate::probe::overhead::ProbeMeter;
 
 /// Interval of measuring.
 const STEP: Duration = Duration::from_millis(20);
@@ -77,20 +77,22 @@ impl OverheadBudget {
         })
     }
 
-    /// Measures if it is time to. `records` are the processes with the number of their records so far.
+    /// True if it is time to measure.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now.duration_since(self.measured) >= STEP
+    }
+
+    /// Measures. `records` are the processes with the number of their records so far.
     pub(super) fn step(
         &mut self,
         loader: &Loader,
-        instructions: ProbedInstructions,
+        stepped: &HashSet<&str>,
         records: impl Iterator<Item = (Tgid, u64)>,
         now: Instant,
     ) -> Option<BudgetStep> {
         let elapsed = now.duration_since(self.measured);
-        if elapsed < STEP {
-            return None;
-        }
         self.measured = now;
-        let cost = self.meter.take(loader, instructions);
+        let cost = self.meter.take(loader, stepped);
         let part = self.highest_part(records);
         self.controller.step(elapsed, cost.part(part));
         if self.controller.level() != self.level {

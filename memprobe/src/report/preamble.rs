@@ -120,18 +120,20 @@ pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
 fn extent(replay: &RecordingReplay) -> String {
     let end = replay.end.as_ref();
     let ended = end.map_or("end missing", |end| end.reason.as_str());
-    format!("{}  ({ended})", events_line(&replay.snapshot))
+    let until = end.and_then(|end| end.time);
+    let until = until.unwrap_or(replay.snapshot.now);
+    format!("{}  ({ended})", events_line(&replay.snapshot, until))
 }
 
-/// Describes the number of events, their time, and losses.
-pub(super) fn events_line(snapshot: &Snapshot) -> String {
+/// Describes the number of events, the time from the start until `until`, and losses.
+pub(super) fn events_line(snapshot: &Snapshot, until: TimeNs) -> String {
     let losses = &snapshot.health.losses;
     let lost = match losses.events {
         0 if losses.any() => "some details lost".to_owned(),
         0 => "none lost".to_owned(),
         lost => format!("{} lost", counted(lost, "event")),
     };
-    let time = snapshot.now.0.saturating_sub(snapshot.started.0);
+    let time = until.0.saturating_sub(snapshot.started.0);
     format!(
         "{} in {}, {lost}",
         counted(snapshot.health.events, "event"),

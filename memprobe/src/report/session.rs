@@ -34,7 +34,7 @@ pub fn session_summary(
     for identity in devices.filter_map(|device| snapshot.target.identity(device.index)) {
         page.fitted(&identity_line(identity));
     }
-    page.fitted(&events_line(snapshot));
+    page.fitted(&events_line(snapshot, snapshot.now));
     let limit = limit_warning("the process", refused);
     let budget = budget_warning(snapshot.health.budget.as_ref(), snapshot.now);
     for warning in loss_warnings(&snapshot.health.losses)

@@ -18,7 +18,7 @@ pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the 
                                      is without them.";
 
 /// Note if a device is known only by its calls into CUDA.
-const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
+pub(super) const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
                                              CUDA are left out.";
 
 /// Note on a recording that the live screen saved.

@@ -15,7 +15,7 @@ pub(super) use iterations::source as source_of_iterations;
 
 use super::cells::{self, Remainder};
 use super::document::{self, TableReport, document};
-use super::preamble::{push_beginning, push_totals};
+use super::preamble::{NO_CALLS_INTO_CUDA, push_beginning, push_totals};
 use super::replay::{self, RecordingReplay};
 use super::{By, Outcome, ReportError, ReportOptions};
 use crate::attribution::AttributionLedger;
@@ -23,6 +23,7 @@ use crate::attribution::moments::Moment;
 use crate::attribution::size::Sizes;
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
+use crate::ledger::snapshot::SoftwareLayer;
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Page, Rows, Table};
 use crate::view::{category_table_columns, counted};
@@ -157,18 +158,31 @@ pub(super) fn once<'a, R: 'a>(
     }
 }
 
+impl<R> AttributionReport<'_, R> {
+    /// True if the recording has allocations, and none that PyTorch reported.
+    fn has_only_calls(&self) -> bool {
+        let layer = self.replay.snapshot.cuda.layer;
+        matches!(layer, SoftwareLayer::Driver | SoftwareLayer::Runtime)
+    }
+}
+
 impl<'a, R> TableReport for AttributionReport<'a, R> {
     type Row = R;
 
     fn text(&self, page: &mut Page) {
         push_beginning(page, self.replay);
+        if self.has_only_calls() {
+            page.blank();
+            page.note(NO_CALLS_INTO_CUDA);
+            return;
+        }
         let mut dropped = Vec::new();
-        let mut is_empty = true;
+        let mut shown = 0;
         for device in &self.replay.snapshot.devices {
             let Some(sections) = (self.sections)(device.index) else {
                 continue;
             };
-            is_empty = false;
+            shown += 1;
             page.blank();
             push_totals(page, device, self.replay.snapshot.cuda.layer);
             for Section { title, table } in sections {
@@ -179,10 +193,13 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
                 dropped = page.table(&table).dropped;
             }
         }
-        if !is_empty {
+        if shown > 0 {
             page.blank();
         }
         self.notes.push(page);
+        if 0 < shown && shown < self.replay.snapshot.devices.len() {
+            page.note(NO_CALLS_INTO_CUDA);
+        }
         if !dropped.is_empty() {
             page.note(&format!(
                 "Columns left out: {}. Use a wider terminal, or --format csv or json.",
@@ -192,6 +209,10 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
     }
 
     fn document(&self) -> Cell<'_> {
+        if self.has_only_calls() {
+            let notes = Cell::list([NO_CALLS_INTO_CUDA]);
+            return document(self.replay, notes, std::iter::empty());
+        }
         let devices = self.replay.snapshot.devices.iter();
         let devices = devices.filter(|device| (self.sections)(device.index).is_some());
         let devices = devices.map(|device| {

@@ -5,8 +5,8 @@ use serde_json::Value;
 use crate::attribution::breakdown::Breakdown;
 use crate::attribution::iterations::IterationLine;
 use crate::event::{
-    Action, Context, Event, Grad, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId,
-    Stack, StackId, StackKind, Tgid, Tid, TimeNs,
+    Action, Context, CudaCall, CudaMemoryKind, Event, Grad, MarkedPhase, MemoryEvent, Module, Node,
+    PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
 };
 use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, memory, recording, story, totals};
@@ -299,6 +299,48 @@ fn the_table_of_categories() {
 #[test]
 fn the_table_of_categories_of_a_recording_that_says_little() {
     insta::assert_snapshot!(table(&story(), By::Category));
+}
+
+/// A program without PyTorch that calls CUDA's driver.
+fn driver_calls() -> [Event; 1] {
+    [Event::Memory(MemoryEvent {
+        call: Some(CudaCall {
+            function: "cuMemAlloc_v2",
+            space: CudaMemoryKind::Device,
+        }),
+        totals: None,
+        ..memory(Action::CudaAlloc, 10, 0x7f00_0000_0000, 4 * MIB)
+    })]
+}
+
+#[test]
+fn a_recording_without_pytorch_has_no_such_table_and_no_advice_to_record_more_of_pytorch() {
+    for by in [
+        By::Category,
+        By::Iteration,
+        By::Layer,
+        By::Phase,
+        By::Saved,
+        By::Size,
+    ] {
+        let text = table(&driver_calls(), by);
+        let last = text.trim_end().lines().last().expect("lines");
+        assert!(
+            last.contains("Devices with only calls into CUDA are left out"),
+            "{text}"
+        );
+        assert!(!text.contains("Record"), "{text}");
+        assert!(!text.contains("Nothing was allocated"), "{text}");
+        let options = ReportOptions {
+            by,
+            format: ReportFormat::Json,
+            ..ReportOptions::default()
+        };
+        let document: Value = serde_json::from_str(&report(&driver_calls(), options)).unwrap();
+        assert_eq!(document["devices"], Value::Array(Vec::new()), "{document}");
+        let notes = document["notes"].as_array().expect("notes");
+        assert_eq!(notes.len(), 1, "{document}");
+    }
 }
 
 #[test]

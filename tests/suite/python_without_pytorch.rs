@@ -7,6 +7,7 @@ use std::process::Command;
 
 use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::events::Event;
+use memprobe_tests::memprobe::RECORDING;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::{PyTorch, succeed, workloads};
 use serde_json::Value;
@@ -76,6 +77,8 @@ fn a_python_that_loads_the_driver_after_attach_has_no_unknown_memory() {
     let mut recording = environment.record_unready(program.target.pid(), &file, &[]);
     let said = recording.memprobe.wait_for("waiting");
     assert!(said.contains("CUDA's driver"), "{said}");
+    fs::write(program.file("go-driver"), "").expect("written");
+    recording.memprobe.wait_for(RECORDING);
     let _folder = program.go_on_to_its_end();
     recording.finish();
     let lines = lines(&environment.report(&file));

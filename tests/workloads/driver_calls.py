@@ -1,7 +1,8 @@
 """A program that calls CUDA's driver itself, as JAX and inference engines do.
 
 It holds 12 MiB, prints `ready` and waits for the file GO. Then it allocates 16 MiB more, and frees other memory. With
-`--late` it waits before it loads the driver. With `--pytorch` it imports PyTorch at last, and makes a tensor."""
+`--late` it prints `ready` without the driver, loads it once the file GO-driver is there, and waits for GO before it
+allocates anything. With `--pytorch` it imports PyTorch at last, and makes a tensor."""
 
 import argparse
 import atexit
@@ -68,8 +69,10 @@ def main():
     for name in ["libc10.so", "libtorch_python.so"] if given.libraries else []:
         ctypes.CDLL(f"{given.libraries}/{name}")
     if given.late:
-        wait(given.go)
+        wait(given.go + "-driver")
     library = driver()
+    if given.late:
+        wait(given.go)
     held = []
     weights(library, held)
     if not given.late:

@@ -346,8 +346,7 @@ impl ProbedFiles {
         let _ = self.detaching.take().map(JoinHandle::join);
     }
 
-    /// Returns the programs with a probe whose instruction the kernel single-steps, which costs many times the trap of
-    /// others.
+    /// Returns the programs with a probe that the kernel single-steps. Its trap costs many times that of others.
     pub fn stepped_programs(&self) -> HashSet<&'static str> {
         let located = self.files.values().flat_map(|file| {
             let placed = file.placed.iter().map(|placed| &placed.located);

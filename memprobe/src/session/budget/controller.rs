@@ -34,7 +34,7 @@ const LONGEST_CALM: Duration = Duration::from_secs(80);
 /// Part of the budget that the cost may be with the detail that comes back.
 const MARGIN: f64 = 0.8;
 
-/// Budgets that [`REPORTED`] may cost with the probes that come back after a pause. What is left to 1.5 is for probes that
+/// Budgets that [`REPORTED`] may cost with the probes that come back after a pause. The rest of 1.5 is a reserve: they may
 /// cost more than the times before.
 const MOST: f64 = 1.3;
 

@@ -36,17 +36,6 @@ struct TrapTimes {
     stepped: Duration,
 }
 
-impl TrapTimes {
-    /// Returns the time of a program's traps.
-    fn of(self, is_stepped: bool) -> Duration {
-        if is_stepped {
-            self.stepped
-        } else {
-            self.emulated
-        }
-    }
-}
-
 /// Measures the cost of all probes together. The kernel counts for as long as this exists, which costs each run of a
 /// program two readings of the clock.
 pub struct ProbeMeter {
@@ -98,7 +87,10 @@ fn cost_since(
 ) -> ProbeCost {
     let mut cost = ProbeCost::default();
     for (name, now) in now {
-        let trap = trap.of(stepped.contains(name));
+        let trap = match stepped.contains(name) {
+            true => trap.stepped,
+            false => trap.emulated,
+        };
         let last = last.entry_ref(name).or_default();
         let spent = spent_since(*last, now, trap);
         *last = now;

@@ -275,3 +275,32 @@ fn before_attach(before: &BeforeAttach) -> String {
         _ => format!("before attach {live}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::TimeNs;
+    use crate::ledger::snapshot::Grouping;
+    use crate::recording::samples::{header, story};
+    use crate::recording::write::trace_event::TraceWriter;
+    use crate::recording::{EndReason, Reader};
+    use crate::report::{ReportOptions, write};
+
+    #[test]
+    fn a_recording_lasts_until_its_end_even_if_its_last_event_was_earlier() {
+        let start = header().start;
+        let end = TimeNs(start.0 + 12_000_000_000);
+        let mut writer = TraceWriter::new(Vec::new(), "memory", &header(), Grouping::User).unwrap();
+        for event in story() {
+            writer.event(&event).unwrap();
+        }
+        let file = writer.finish_at(EndReason::Duration, Some(end)).unwrap();
+        let mut text = Vec::new();
+        let reader = Reader::new(&file[..]).unwrap();
+        write(reader, &ReportOptions::default(), &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(
+            text.contains("10 events in 12.00 s, 3 events lost  (duration over)"),
+            "{text}"
+        );
+    }
+}

@@ -177,12 +177,12 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
             return;
         }
         let mut dropped = Vec::new();
-        let mut shown = 0;
+        let mut is_empty = true;
         for device in &self.replay.snapshot.devices {
             let Some(sections) = (self.sections)(device.index) else {
                 continue;
             };
-            shown += 1;
+            is_empty = false;
             page.blank();
             push_totals(page, device, self.replay.snapshot.cuda.layer);
             for Section { title, table } in sections {
@@ -193,13 +193,10 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
                 dropped = page.table(&table).dropped;
             }
         }
-        if shown > 0 {
+        if !is_empty {
             page.blank();
         }
         self.notes.push(page);
-        if 0 < shown && shown < self.replay.snapshot.devices.len() {
-            page.note(NO_CALLS_INTO_CUDA);
-        }
         if !dropped.is_empty() {
             page.note(&format!(
                 "Columns left out: {}. Use a wider terminal, or --format csv or json.",

@@ -105,16 +105,29 @@ impl SegmentReading {
         self.devices.iter().find(|found| found.device == device)
     }
 
-    /// True if `other` lists the same segments and the same blocks that await an event.
+    /// True if `other` lists the same segments and the same blocks that await an event. Amounts may differ.
     pub fn has_same_segments(&self, other: &Self) -> bool {
-        let parts = |reading: &DeviceSegments| {
-            (
-                reading.device,
-                reading.segments.clone(),
-                reading.awaiting.clone(),
-            )
-        };
-        let devices = || self.devices.iter().map(parts);
-        devices().eq(other.devices.iter().map(parts))
+        self.devices
+            .iter()
+            .map(DeviceSegments::listed)
+            .eq(other.devices.iter().map(DeviceSegments::listed))
+    }
+
+    /// True if the bytes that are active and requested on each device are those of `other`.
+    pub fn has_same_amounts(&self, other: &Self) -> bool {
+        self.devices
+            .iter()
+            .map(DeviceSegments::amounts)
+            .eq(other.devices.iter().map(DeviceSegments::amounts))
+    }
+}
+
+impl DeviceSegments {
+    fn listed(&self) -> (DeviceIndex, &[MemorySegment], &[(Address, Bytes)]) {
+        (self.device, &self.segments, &self.awaiting)
+    }
+
+    const fn amounts(&self) -> (DeviceIndex, Bytes, Bytes) {
+        (self.device, self.active, self.requested)
     }
 }

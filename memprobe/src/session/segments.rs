@@ -21,6 +21,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const REPORTED_CHANGES: u32 = 30;
 /// Time for the last reading of a recording, if the tables change meanwhile. Events wait for it.
 const LAST_READING: Duration = Duration::from_millis(200);
+/// Shortest time from a reading to the next one that differs in active and requested bytes alone. In a program at work
+/// they differ at each reading, and each reading has all segments.
+const AMOUNTS_INTERVAL: Duration = Duration::from_secs(10);
 /// Live blocks from which on a reading has a thread of its own: so many take some 25 ms.
 const MANY_BLOCKS: u64 = 1 << 15;
 
@@ -38,6 +41,8 @@ pub(super) struct SegmentReader {
     changed: u32,
     /// The reading that was taken last.
     last: Option<Arc<SegmentReading>>,
+    /// Age of the last reading from which on one with other amounts follows.
+    amounts_interval: Duration,
     /// True if this allocator cannot be read: that was said once.
     is_refused: bool,
 }
@@ -53,6 +58,7 @@ impl SegmentReader {
             pause: FIRST_PAUSE,
             changed: 0,
             last: None,
+            amounts_interval: AMOUNTS_INTERVAL,
             is_refused: false,
         }
     }
@@ -92,7 +98,8 @@ impl SegmentReader {
         }
     }
 
-    /// Reads if it is time to, or takes the result of a thread. Returns a reading that differs from the last one.
+    /// Reads if it is time to, or takes the result of a thread. Returns a reading that differs from the last one. What
+    /// differs in amounts alone follows the last one after [`AMOUNTS_INTERVAL`].
     pub(super) fn read_if_due(
         &mut self,
         torch: Option<&str>,
@@ -122,6 +129,7 @@ impl SegmentReader {
         if self.due.is_none() || self.is_refused {
             return None;
         }
+        self.amounts_interval = Duration::ZERO;
         let begun = self.reading.take();
         let begun = begun.map(|reading| self.allocator.join(reading));
         let mut reading = begun.and_then(|reading| self.conclude(reading));
@@ -184,13 +192,28 @@ impl SegmentReader {
             devices,
             unread,
         };
-        let is_known = |last: &Arc<SegmentReading>| last.has_same_segments(&reading);
-        if !unread_or_new(&reading) || self.last.as_ref().is_some_and(is_known) {
+        if !unread_or_new(&reading) || !self.differs(&reading) {
             return None;
         }
         let reading = Arc::new(reading);
         self.last = Some(Arc::clone(&reading));
         Some(reading)
+    }
+
+    /// False if the last reading says the same, or differs in amounts alone and is recent.
+    fn differs(&mut self, reading: &SegmentReading) -> bool {
+        let Some(last) = &self.last else { return true };
+        if !last.has_same_segments(reading) {
+            return true;
+        }
+        if last.has_same_amounts(reading) {
+            return false;
+        }
+        let age = Duration::from_nanos(reading.time.0.saturating_sub(last.time.0));
+        let is_due = age >= self.amounts_interval;
+        // It is read again then, even if no event comes.
+        self.has_changed |= !is_due;
+        is_due
     }
 
     /// Returns a reading that only says that none was whole.
@@ -215,8 +238,10 @@ fn unread_or_new(reading: &SegmentReading) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::thread;
+
+    use super::*;
+    use crate::event::{Bytes, DeviceSegments, Totals};
 
     /// A reader of this process, which has no allocator, after so many blocks.
     fn reader(live: u64) -> SegmentReader {
@@ -224,6 +249,18 @@ mod tests {
         reader.live = live;
         reader.begin(Instant::now());
         reader
+    }
+
+    /// A device without segments whose program requested some bytes.
+    fn devices(requested: u64) -> Vec<DeviceSegments> {
+        vec![DeviceSegments {
+            device: DeviceIndex(0),
+            totals: Totals::default(),
+            active: Bytes(512),
+            requested: Bytes(requested),
+            segments: Vec::new(),
+            awaiting: Vec::new(),
+        }]
     }
 
     /// Looks at a reader that is due, and asserts that it has read then.
@@ -247,6 +284,27 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         assert_reads(&mut reader);
+    }
+
+    #[test]
+    fn amounts_follow_later_and_at_the_end() {
+        let read = |requested, time| {
+            let mut reading = AllocatorReading::of(SegmentTables::Whole(devices(requested)));
+            reading.time = TimeNs(time);
+            reading
+        };
+        let mut reader = reader(0);
+        let mut takes = |requested, time| reader.conclude(read(requested, time)).is_some();
+        assert!(takes(5, 0));
+        assert!(!takes(5, 1_000_000_000));
+        assert!(!takes(6, 2_000_000_000));
+        assert!(takes(6, 10_000_000_000));
+        assert!(!takes(7, 11_000_000_000));
+        // An idle program is read again.
+        assert!(reader.has_changed);
+        reader.read_last(None);
+        let last = reader.conclude(read(7, 11_100_000_000)).expect("a reading");
+        assert_eq!(last.devices[0].requested, Bytes(7));
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub use refresh::{Digest, STALE_PAGES, StalePages};
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use nix::errno::Errno;
@@ -77,6 +78,9 @@ pub trait ReadMemory {
         }
     }
 
+    /// Announces what is read next. A copy reads now what it lacks of these ranges, with few calls.
+    fn read_ahead(&self, _ranges: &mut dyn Iterator<Item = Range<u64>>) {}
+
     /// Reads memory again of which there is a copy, and finds the pages that have changed.
     fn refresh_each(&self, stale: &mut [StalePages<'_>]) {
         refresh::refresh(self, stale);
@@ -99,6 +103,10 @@ impl<M: ReadMemory + ?Sized> ReadMemory for &M {
 
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
         (**self).read_each(pieces);
+    }
+
+    fn read_ahead(&self, ranges: &mut dyn Iterator<Item = Range<u64>>) {
+        (**self).read_ahead(ranges);
     }
 
     fn refresh_each(&self, stale: &mut [StalePages<'_>]) {

@@ -195,10 +195,14 @@ fn longer_step(part: &StoredPart) -> Option<String> {
         Some(cell.trim_start_matches('+').parse::<f64>().ok()? * events / 1000.0)
     };
     let [least, most] = [cost(ATTACH)?, cost(RECORD)?];
+    let [least, most] = [least.min(most), least.max(most)].map(|loss| format!("{loss:.1}"));
+    let loss = if least == most {
+        format!("about {least}")
+    } else {
+        format!("{least} to {most}")
+    };
     Some(format!(
-        "A training step of 100 ms on a GPU with as many events would lose {:.1} to {:.1} ms.",
-        least.min(most),
-        least.max(most)
+        "A training step of 100 ms on a GPU with as many events would lose {loss} ms."
     ))
 }
 
@@ -219,17 +223,20 @@ mod tests {
         assert_eq!(read(root.path()).unwrap(), [part()]);
     }
 
-    fn part() -> StoredPart {
+    /// The table of a loop with the costs of `attach` and `record`.
+    fn table(costs: [(&str, &str); 2]) -> Table {
         let mut table = Table::new("A loop", &["", "µs/iteration", "slower", "µs/event"]);
-        for (name, slower, microseconds) in [
-            ("no profiler", "-", "-"),
-            (ATTACH, "+25 %", "+2.00"),
-            (RECORD, "+32 %", "+2.60"),
-        ] {
+        let rows = [ATTACH, RECORD].into_iter().zip(costs);
+        let rows = rows.map(|(name, (slower, microseconds))| (name, slower, microseconds));
+        for (name, slower, microseconds) in [("no profiler", "-", "-")].into_iter().chain(rows) {
             table.row([name, "1000", slower, microseconds].map(str::to_owned));
         }
         table.note("Medians.");
         table.samples([json!({"block": {"events": 3760, "iterations": 20}})]);
+        table
+    }
+
+    fn part() -> StoredPart {
         StoredPart {
             part: "loop".to_owned(),
             command: "cargo xtask bench --keep --only loop".to_owned(),
@@ -237,7 +244,7 @@ mod tests {
             machine: vec!["Machine: M".to_owned(), "Kernel: K".to_owned()],
             memprobe: None,
             object: "abc".to_owned(),
-            table,
+            table: table([("+25 %", "+2.00"), ("+32 %", "+2.60")]),
         }
     }
 
@@ -262,6 +269,14 @@ A training step of 100 ms on a GPU with as many events would lose 0.4 to 0.5 ms.
         let stale = block(&part(), &whole("loop"), &CommittedObject::named("abd"));
         let stale = stale.replace('\n', " ");
         assert!(stale.contains("abc † ") && stale.contains("†: not the committed object."));
+    }
+
+    #[test]
+    fn a_loss_with_equal_bounds_is_one_number() {
+        let mut part = part();
+        part.table = table([("+25 %", "+2.00"), ("+26 %", "+2.01")]);
+        let sentence = longer_step(&part).unwrap();
+        assert!(sentence.ends_with("would lose about 0.4 ms."), "{sentence}");
     }
 
     #[test]

@@ -591,6 +591,10 @@ impl<M: ReadMemory> ReadMemory for Image<M> {
         }
     }
 
+    fn read_ahead(&self, ranges: &mut dyn Iterator<Item = Range<u64>>) {
+        self.fetch(ranges);
+    }
+
     /// True unless the pages are as they were before the latest [`Image::renew`].
     fn may_have_changed(&self, address: u64, len: u64) -> bool {
         let cache = &*self.cache.borrow();

@@ -354,20 +354,21 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         {
             return;
         }
-        let mut held = Vec::new();
+        let mut models = Vec::new();
         // Objects that cannot be read are not reached.
-        let heap = self.paths.heap;
-        let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
+        let paths = &self.paths;
+        let _ = paths.heap.contents(&class, address, |step, value| {
+            let place = paths.place_of(value);
+            let kinds = place.and_then(|place| paths.kinds_at(place));
+            if let Some((role @ (TorchKind::Module | TorchKind::Optimizer), _)) = kinds {
+                models.push((role, step, value));
+            }
+        });
         for role in [TorchKind::Module, TorchKind::Optimizer] {
-            let has_role = |value: u64| {
-                let object = self.paths.place_of(value);
-                let object = object.and_then(|at| self.paths.object_at(at));
-                object.is_some_and(|(_, class)| class.role == role)
-            };
-            let roots: Vec<_> = held.iter().filter(|(_, value)| has_role(*value)).collect();
+            let roots: Vec<_> = models.iter().filter(|(of, ..)| *of == role).collect();
             if let [_, _, ..] = roots[..] {
-                for (step, value) in roots {
-                    self.reach(*value, PathOrigin::From(place, *step), steps + 1);
+                for &&(_, step, value) in &roots {
+                    self.reach(value, PathOrigin::From(place, step), steps + 1);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Lists of a JSON document with one item a line, formatted on several threads.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -39,17 +40,19 @@ impl<'a, W: Write> JsonList<'a, W> {
             return Ok(self);
         }
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        for shares in chunks(0..count, SHARE * threads.min(MAX_THREADS)) {
-            thread::scope(|scope| {
-                let shares = chunks(shares, SHARE);
-                let start = |share| Builder::new().spawn_scoped(scope, move || text_of(share));
-                let threads: Vec<_> = shares.map(start).collect::<io::Result<_>>()?;
-                threads.into_iter().try_for_each(|thread| {
-                    let text = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-                    self.write(&text)
-                })
-            })?;
-        }
+        thread::scope(|scope| {
+            let start = |share| Builder::new().spawn_scoped(scope, move || text_of(share));
+            let mut shares = chunks(0..count, SHARE).map(start);
+            let running = shares.by_ref().take(threads.min(MAX_THREADS));
+            let mut running: VecDeque<_> = running.collect::<io::Result<_>>()?;
+            while let Some(thread) = running.pop_front() {
+                let text = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+                // Others are formatted while this one is written.
+                running.extend(shares.next().transpose()?);
+                self.write(&text)?;
+            }
+            io::Result::Ok(())
+        })?;
         Ok(self)
     }
 

@@ -59,6 +59,8 @@ pub fn read_each(
     mut each: impl FnMut(Element, Option<&[u8]>),
 ) {
     elements.sort_unstable_by_key(|element| element.value);
+    let ranges = elements.iter().map(|element| element.value);
+    memory.read_ahead(&mut ranges.map(|start| start..start.saturating_add(len as u64)));
     let mut buffer = vec![0; SPAN as usize + len];
     let mut rest = &*elements;
     while let Some(first) = rest.first() {
@@ -95,6 +97,7 @@ mod tests {
     use super::super::fake;
     use super::*;
     use crate::process::memory::fake::FakeMemory;
+    use crate::python::heap::image::Image;
 
     const LAYOUT: BlockLayout = BlockLayout { size: 0x38 };
     const KEY: u64 = 0x7f00_0000_0000;
@@ -129,6 +132,22 @@ mod tests {
             wrong[at] = byte;
             assert_eq!(LAYOUT.parse(&wrong, KEY), None, "byte {at:#x} is {byte}");
         }
+    }
+
+    #[test]
+    fn a_copy_reads_all_objects_ahead_of_the_first() {
+        let mut memory = FakeMemory::default();
+        memory.map(0x1_0000, vec![7; 1 << 20]);
+        let image = Image::of(&memory, 1 << 20);
+        let values = (0x1_0000..0x11_0000).step_by(0x8000);
+        let mut elements: Vec<_> = values.map(|value| Element { key: value, value }).collect();
+        let mut read = 0;
+        read_each(&image, &mut elements, 8, |_, bytes| {
+            // From the first one on, nothing more can be read of the process.
+            image.close();
+            read += usize::from(bytes == Some(&[7; 8][..]));
+        });
+        assert_eq!(read, elements.len());
     }
 
     #[test]

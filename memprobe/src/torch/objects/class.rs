@@ -96,16 +96,31 @@ impl<M: ReadMemory> Objects<'_, M> {
         class
     }
 
+    /// Family of the class with this virtual table, without a reference to the class: it is asked for each of millions of
+    /// objects.
+    pub(super) fn family_of_table(&self, table: u64) -> Option<Family> {
+        let known = self.classes.borrow().get(&table).map(|class| {
+            let class = class.as_ref();
+            class.map(|class| class.family)
+        });
+        known.unwrap_or_else(|| Some(self.class_of_table(table)?.family))
+    }
+
     pub(super) fn class(&self, object: u64) -> Option<CppClass> {
-        if object < LOWEST || !object.is_multiple_of(ALIGNMENT) {
-            return None;
-        }
-        self.class_of_table(self.memory.read_u64(object).ok()?)
+        self.class_of_table(self.table_of(object)?)
     }
 
     pub(super) fn is(&self, object: u64, family: Family) -> bool {
-        self.class(object)
-            .is_some_and(|class| class.family == family)
+        let table = self.table_of(object);
+        table.and_then(|table| self.family_of_table(table)) == Some(family)
+    }
+
+    /// The virtual table of an object; `None` if no object can lie at this address.
+    fn table_of(&self, object: u64) -> Option<u64> {
+        if object < LOWEST || !object.is_multiple_of(ALIGNMENT) {
+            return None;
+        }
+        self.memory.read_u64(object).ok()
     }
 
     /// The word at an offset of an object; `None` if it is null or cannot be read.

@@ -165,8 +165,7 @@ impl<M: ReadMemory> Objects<'_, M> {
         let bytes = &mut bytes[..layout.size().min(128)];
         self.memory.read(object, bytes)?;
         let fields = Fields(bytes);
-        let class = self.class_of_table(fields.word(0));
-        if class.is_none_or(|class| class.family != Family::Storage) {
+        if self.family_of_table(fields.word(0)) != Some(Family::Storage) {
             return Err(NotOne::Class);
         }
         let size = fields.word(layout.data + StorageLayout::BYTES);

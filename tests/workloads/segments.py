@@ -66,7 +66,7 @@ def private():
         kept += [block(5 * MIB), block(1000), block(30 * MIB)]
     with torch.cuda.use_mem_pool(other):
         kept += [block(5 * MIB)]
-    # A reading of a recorder may come here; what is freed after it changes no segment.
+    # A recorder reads the tables in this time. What is freed after it changes no segment.
     time.sleep(1.5)
     del kept[3], kept[-1]
     return kept

@@ -99,11 +99,9 @@ impl<M: ReadMemory> Objects<'_, M> {
     /// Family of the class with this virtual table, without a reference to the class: it is asked for each of millions of
     /// objects.
     pub(super) fn family_of_table(&self, table: u64) -> Option<Family> {
-        let known = self.classes.borrow().get(&table).map(|class| {
-            let class = class.as_ref();
-            class.map(|class| class.family)
-        });
-        known.unwrap_or_else(|| Some(self.class_of_table(table)?.family))
+        let family_of = |class: &Option<CppClass>| Some(class.as_ref()?.family);
+        let known = self.classes.borrow().get(&table).map(family_of);
+        known.unwrap_or_else(|| family_of(&self.class_of_table(table)))
     }
 
     pub(super) fn class(&self, object: u64) -> Option<CppClass> {
